@@ -5,7 +5,8 @@
 
 Sizes must agree within 1 %. Three kinds of errors are printed for throughput, TTFT and TPOT: of rows published after
 SPLIT by a fit on the rows before it; of the rows of a source (a repository, a pull request) by a fit on the others; of
-the rows of one load and layout by a fit on the others, which gives the bands of rows up to SPLIT. Rows with contradictions are not judged.
+the rows of one load and layout by a fit on the others. The first and, for rows up to SPLIT, the last give the bands.
+Rows with contradictions are not judged.
 """
 
 from __future__ import annotations
@@ -129,12 +130,15 @@ def throughput(write: bool) -> bool:
     width = bands(unseen)
     share = table(seen, unseen, width)
     print(f"\nbands hold {100 * share:.0f} % of the judged results (expected 75 to 90 %)")
-    for title, results in (("seen by the fit", seen), (f"published after {SPLIT}, fit on {len(early)} rows before", by_date),
+    for title, results in (("seen by the fit", seen), (f"after {SPLIT}, fit on {len(early)} rows before", by_date),
                           ("source left out", by_source), ("load and layout left out", by_group),
                           ("bands: load and layout left out, later rows by the date", unseen)):  # fmt: skip
         for engine in ("vllm-ascend", "sglang"):
             print(f"{title}; {engine}: {spoken(medians(results, engine))}")
-            print("   with sign:", {name: f"{100 * sign:+.0f} %" for name, (_, _, sign) in medians(results, engine).items()})
+            print(
+                "   with sign:",
+                {name: f"{100 * sign:+.0f} %" for name, (_, _, sign) in medians(results, engine).items()},
+            )
     for name in PRIORS:
         print(f"  {name:14} {getattr(whole, name):.4g}   (prior {PRIORS[name][0]:g})")
     if write:

@@ -125,13 +125,18 @@ def baselines(options: NoOptions, output: Output) -> int:
     for case, p in zip(cases(), predictions(cases(), fitted().constants), strict=True):
         predicted = dict(zip(OUTPUTS, (p.output_per_second, p.ttft, p.tpot), strict=True))
         for name, value in case.measured.items():
-            rows.append({"id": case.row.id, "source": case.row.source, "layout": str(case.layout), "output": name,
-                         "measured": value, "predicted": float(f"{predicted[name]:.5g}"), "judged": case.judged})  # fmt: skip
+            row = {"id": case.row.id, "source": case.row.source, "layout": str(case.layout), "output": name}
+            rows.append({**row, "measured": value, "predicted": float(f"{predicted[name]:.5g}"), "judged": case.judged})
     if output.json:
         answer = {"schema_version": 1, "command": "plan", "ok": True, "exit_code": 0}
         print(json.dumps(answer | {"fitted": fitted().model_dump(mode="json"), "rows": rows}))
     else:
-        show([tuple(rows[0]), *(tuple(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in r.values()) for r in rows)])
+        show(
+            [
+                tuple(rows[0]),
+                *(tuple(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in r.values()) for r in rows),
+            ]
+        )
     return 0
 
 

@@ -294,14 +294,15 @@ def _notes(question: Question, cluster: Cluster, best: Candidate, others: list[C
     rules = model.rules
     notes = [f"little data: {text}" for text in (hardware.little_data, rules and rules.little_data) if text]
     if hardware.links.pod is not None and best.nodes > 1:
-        notes.append(
-            f"assumed: the nodes are one supernode (UB, up to {hardware.links.pod.nodes} nodes); otherwise --hardware a3-roce"
-        )
+        pod = f"one supernode (UB, up to {hardware.links.pod.nodes} nodes)"
+        notes.append(f"assumed: the nodes are {pod}; otherwise --hardware a3-roce")
     enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
     small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
     if small.nodes < cluster.nodes:
         machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
-        share = "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of this throughput"
+        share = (
+            "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of this throughput"
+        )
         idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
         notes.append(f"{machines} enough for this load{share}{idle}")
     if best.verdict == SHEDS and best.admitted is not None:
@@ -335,8 +336,7 @@ def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
     _, engine, free, need = min(needs, key=lambda item: item[0])
     return PlanError(
         f"{steps.model.name} {steps.model.quantization} does not fit {nodes} x {steps.hardware.name}: "
-        f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die leave "
-        f"{free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "
+        f"leave {free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
         "use more nodes, a smaller --quant, or a shorter context",
     )
-

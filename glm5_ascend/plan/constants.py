@@ -84,7 +84,8 @@ def fitted() -> FittedFile:
 def to_constants(x: Vector) -> Constants:
     """Constants of standardized logarithms; `overlap` is a share."""
     values = {
-        name: float(typical * np.exp(spread * z)) for (name, (typical, spread)), z in zip(PRIORS.items(), x, strict=True)
+        name: float(typical * np.exp(spread * z))
+        for (name, (typical, spread)), z in zip(PRIORS.items(), x, strict=True)
     }
     return Constants(**values | {"overlap": min(1.0, values["overlap"])})
 

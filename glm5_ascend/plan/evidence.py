@@ -158,7 +158,15 @@ def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Worklo
         max(0.25, load.concurrency / layout.replicas / engine.dp),
     )  # fmt: skip
     pp = max(e.pp for e in layout.engines.values())
-    kinds = [model.expert_type, hardware, bool(layout.prefill), engine.drafts, engine.dcp > 1, pp > 1, engine.expert_parallel]
+    kinds = [
+        model.expert_type,
+        hardware,
+        bool(layout.prefill),
+        engine.drafts,
+        engine.dcp > 1,
+        pp > 1,
+        engine.expert_parallel,
+    ]
     return [math.log(max(size, 1e-3)) for size in sizes], kinds
 
 

@@ -175,26 +175,24 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
         PlanError: names the wrong size.
     """
     heads, experts = config.num_attention_heads, config.n_routed_experts + engine.redundant
-    missing = -experts % engine.ep
-    checks = (
+    missing, node = -experts % engine.ep, hardware.dies_per_node
+    cut = not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES)
+    for wrong, problem, fix in (
         (heads % engine.tp, f"tp {engine.tp} does not divide the {heads} attention heads", "use a power of two"),
-        (engine.tp > hardware.dies_per_node,
-         f"tp {engine.tp} is more than the {hardware.dies_per_node} dies of a node of {hardware.name}",
-         "use tensor parallelism within a node, and dp beyond"),
-        (engine.ep > experts, f"{engine.ep} dies share {experts} experts: each needs at least one", "use several replicas"),
-        (missing, f"{engine.ep} dies do not divide the {experts} experts evenly",
-         f"redundant={engine.redundant + missing} makes them {experts + missing}, or other sizes"),
-        (not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES),
-         f"ep=0 cuts every expert over {engine.tp * engine.dp} dies: at most {MAX_SLICES}, of one rank",
-         f"dp=1 and tp of at most {MAX_SLICES}, or without ep=0"),
+        (
+            engine.tp > node,
+            f"tp {engine.tp} is more than the {node} dies of a node of {hardware.name}",
+            "dp beyond a node",
+        ),
+        (engine.ep > experts, f"{engine.ep} dies share {experts} experts: each needs one", "use several replicas"),
+        (missing, f"{engine.ep} dies do not divide the {experts} experts", f"redundant={engine.redundant + missing}"),
+        (cut, f"ep=0 cuts every expert: at most over {MAX_SLICES} dies, of one rank", "dp=1, or without ep=0"),
         (engine.pp > config.num_hidden_layers, f"pp {engine.pp} is more than the layers", "use 2"),
-        (engine.dcp not in (1, engine.tp),
-         f"dcp {engine.dcp}: sparse attention allows 1 or tp ({engine.tp}) (vllm-ascend raises)", f"dcp=1 or dcp={engine.tp}"),
-        (engine.drafts > MAX_DRAFTS, f"mtp {engine.drafts}: at most {MAX_DRAFTS} draft tokens", "GLM-5 is served with 3"),
-        (engine.drafts and not config.num_nextn_predict_layers, f"mtp {engine.drafts}: the model has no MTP layer", "mtp=0"),
-        (not 0 < engine.utilization <= 1, f"utilization {engine.utilization:g}: above 0 and at most 1", "use 0.9 to 0.95"),
-    )  # fmt: skip
-    for wrong, problem, fix in checks:
+        (engine.dcp not in (1, engine.tp), f"dcp {engine.dcp}: sparse attention allows 1 or tp", f"dcp={engine.tp}"),
+        (engine.drafts > MAX_DRAFTS, f"mtp {engine.drafts}: at most {MAX_DRAFTS}", "GLM-5 is served with 3"),
+        (engine.drafts and not config.num_nextn_predict_layers, "mtp: the model has no MTP layer", "mtp=0"),
+        (not 0 < engine.utilization <= 1, f"utilization {engine.utilization:g}: at most 1", "use 0.9 to 0.95"),
+    ):
         if wrong:
             raise PlanError(f"layout: {problem}", fix)
 

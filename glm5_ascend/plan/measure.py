@@ -219,7 +219,8 @@ def product_rate(config: ModelConfig, dtype: torch.dtype) -> float:
     c = config
     qk = c.qk_nope_head_dim + c.qk_rope_head_dim
     shapes = (
-        (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size), (c.num_attention_heads * qk, c.q_lora_rank),
+        (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size),
+        (c.num_attention_heads * qk, c.q_lora_rank),
         (c.hidden_size, c.num_attention_heads * c.v_head_dim), (2 * c.moe_intermediate_size, c.hidden_size),
     )  # fmt: skip
     operations = seconds = 0.0

@@ -102,7 +102,7 @@ class _Layers:
             vector=3.0 * pairs * c.index_n_heads, count=topk_layers,
         )  # fmt: skip
         selected = min(step.context, c.index_topk) / engine.dcp
-        # Neighbouring tokens of a prompt select almost the same rows, which are in the L2 cache after the first of them.
+        # Neighbouring tokens of a prompt select almost the same rows, which are then in the L2 cache.
         rows = memory.attention_row(self.model) * (_CACHED if step.prefill else 1.0)
         width = latent + c.kv_lora_rank
         yield Op(

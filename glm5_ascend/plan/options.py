@@ -65,14 +65,16 @@ class PlanOptions:
     layout: Annotated[
         str | None,
         Option(
-            "Evaluate this layout only: tp=; optional: dp=, dcp=, pp=, replicas=, mtp=, seqs= (--max-num-seqs), tokens= "
-            "(--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: dsa_cp=, ep=, index_cache=, eager=; "
-            "of a prefill engine prefill_tp=, prefill_dp= and the others, prefills= (engines); such as tp=16,dp=2.",
+            "Evaluate this layout only, such as tp=16,dp=2: tp=, dp=, dcp=, pp=, replicas=, mtp=, seqs= "
+            "(--max-num-seqs), tokens= (--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: dsa_cp=, "
+            "ep=, index_cache=, eager=; of prefill engines prefill_tp=, prefill_dp= and so on, prefills= (their number).",
             "KEY=N,...",
             panel=_ENGINE,
         ),
     ] = None
-    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", default_text="by source", panel=_ENGINE)] = None
+    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", default_text="by source", panel=_ENGINE)] = (
+        None
+    )
     html: Annotated[
         StrPath | None, Option("Write a report as one HTML file without network access.", "FILE", panel=_OUTPUT)
     ] = None

@@ -1,4 +1,4 @@
-"""Layouts that somebody runs, by their sources: profiles, documents, public runs; and copies of them behind a router."""
+"""Layouts that somebody runs, by their sources (profiles, documents, public runs), and copies of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,11 @@ def proven_layouts(
     machine = "a3" if cluster.hardware.name == "cloudmatrix384" else cluster.hardware.name.split("-")[0]
     context = workload.prompt + workload.output
     for entry in entries():
-        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > cluster.nodes or context < entry.first:
+        if (
+            (entry.experts, entry.hardware) != (experts, machine)
+            or entry.nodes > cluster.nodes
+            or context < entry.first
+        ):
             continue
         source = parse_layout(entry.layout, config, workload.concurrency)
         for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
@@ -172,10 +176,9 @@ def faults(model: PlannedModel, layout: Layout) -> list[str]:
          "DCP with MTP: crashes (vllm-ascend 13710, 13934, 14320), drifting answers (vllm 41623)"),
         (any(e.dcp > 1 for e in engines), "DCP: the prefix cache has no hits (rule P37; vllm-ascend 13750)"),
         (any(e.drafts and (e.flashcomm or e.dsa_cp) for e in engines) and model.expert_type == W4A8_DYNAMIC,
-         "W4A8 with FlashComm, which DSA-CP needs in 0.23: lost its drafts in 0.20 and 0.21 (rule P7w; vllm-ascend 9803)"),
+         "W4A8 with FlashComm, which DSA-CP needs in 0.23: lost drafts in 0.20, 0.21 (rule P7w; vllm-ascend 9803)"),
         (any(e.index_cache for e in engines),
          "IndexCache: layers reuse another layer's top-k; its effect on answers is not published"),
         (layout.prefill is not None, "PD: garbled answers are reported (vllm-ascend 16686, 16015)"),
     )  # fmt: skip
     return [text for applies, text in known if applies]
-

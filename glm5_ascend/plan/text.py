@@ -69,7 +69,8 @@ def show(plan: Plan, commands: PlanCommands, console: Console) -> None:
 def title(plan: Plan) -> str:
     """Model, weights and machines."""
     cluster = plan.cluster
-    return f"{plan.model.name} {plan.model.quantization} on {cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
+    machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
+    return f"{plan.model.name} {plan.model.quantization} on {machines}"
 
 
 def _answer(plan: Plan) -> Rows:
@@ -84,7 +85,9 @@ def _answer(plan: Plan) -> Rows:
     yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
     yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
     total = sum(plan.step.by_limit.values())
-    shares = ", ".join(f"{k} {100 * s / total:.0f} %" for k, s in sorted(plan.step.by_limit.items(), key=lambda i: -i[1]))
+    shares = ", ".join(
+        f"{k} {100 * s / total:.0f} %" for k, s in sorted(plan.step.by_limit.items(), key=lambda i: -i[1])
+    )
     yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * total:.0f} ms: {shares}"
     if plan.slo.tpot or plan.slo.ttft:
         yield "SLO", Text(verdict(plan), STYLES["ok" if plan.within_slo else "problem"])

@@ -128,7 +128,9 @@ def parse_acceptance(text: str | float | None) -> Acceptance:
             raise PlanError(f"--acceptance {values[0]:g}: must be 1 to {MAX_ACCEPTED:g}", "correct --acceptance")
         return Acceptance(tuple(p * (values[0] - 1) / sum(ACCEPTANCE) for p in ACCEPTANCE), 0.0)
     if values != sorted(values, reverse=True) or len(values) > MAX_POSITIONS or not 0 <= values[-1] <= values[0] <= 1:
-        raise PlanError("--acceptance: shares of all steps, from the first draft to the last, as vLLM logs", "0.90,0.77,0.63")
+        raise PlanError(
+            "--acceptance: shares of all steps, from the first draft to the last, as vLLM logs", "0.90,0.77,0.63"
+        )
     return Acceptance(tuple(values), 0.0)
 
 

@@ -107,7 +107,9 @@ def test_a_users_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("--quant w4a8 --nodes 1", None),
     ],
 )
-def test_the_profile_with_these_engines(capsys: pytest.CaptureFixture[str], arguments: str, profile: str | None) -> None:
+def test_the_profile_with_these_engines(
+    capsys: pytest.CaptureFixture[str], arguments: str, profile: str | None
+) -> None:
     report = plan(capsys, *arguments.split())
     assert report["profile"] == profile
     assert report["command_lines"][0].startswith(f"profile: {profile or 'none'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -98,14 +99,19 @@ def test_every_layout_that_is_shown_is_accepted_and_has_its_numbers(answers: Ans
             again = plan(**question | {"layout": candidate.layout.text(), "workload": load, "slo": None})
             assert again.plan.best.layout == candidate.layout, question
             speed = again.plan.best.prediction.output_per_second
-            assert speed == pytest.approx(candidate.prediction.output_per_second, rel=1e-6), (question, candidate.layout)
+            assert speed == pytest.approx(candidate.prediction.output_per_second, rel=1e-6), (
+                question,
+                candidate.layout,
+            )
 
 
 def test_json_rebuilds_the_layout(answers: Answers) -> None:
     for question, answer in answers:
         report = json.loads(json.dumps(to_json(answer, plan_commands(answer))))
         config = answer.model.config
-        assert parse_layout(report["layout"]["text"], config, answer.workload.concurrency) == answer.best.layout, question
+        assert parse_layout(report["layout"]["text"], config, answer.workload.concurrency) == answer.best.layout, (
+            question
+        )
         for other, candidate in zip(report["others"], answer.others, strict=False):
             assert parse_layout(other["layout"]["text"], config, 1.0) == candidate.layout
 
@@ -147,7 +153,10 @@ def test_more_machines_are_not_slower_and_do_not_lose_the_slo() -> None:
         best, verdict = 0.0, MISSES
         for nodes in (1, 2, 3, 4, 5, 8):
             answer = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).plan.best
-            assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), (load, nodes)
+            assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), (
+                load,
+                nodes,
+            )
             best, verdict = max(best * (answer.verdict == verdict), answer.value), answer.verdict
 
 
@@ -171,9 +180,7 @@ def test_no_input_makes_a_jump(layout: str, key: str, values: tuple[int, ...]) -
         texts = [",".join(f"{k}={v}" for k, v in (load | {key: n}).items()) for n in range(value - 1, value + 3)]
         answers = [plan(quant="w4a8", layout=layout, workload=text).plan.numbers for text in texts]
         for name in OUTPUTS:
-            before, step, after = (
-                abs(math.log(b[name].value / a[name].value)) for a, b in zip(answers, answers[1:], strict=False)
-            )
+            before, step, after = (abs(math.log(b[name].value / a[name].value)) for a, b in itertools.pairwise(answers))
             assert step <= 3 * max(before, after) + 0.01, (name, value, before, step, after)
 
 
@@ -192,9 +199,7 @@ def test_without_a_number_of_machines_the_fewest_that_meet_the_slo() -> None:
 
 def test_commands_over_machines_are_complete() -> None:
     """Pipeline stages on two machines, and several engines whose ports and ids must differ."""
-    text = (
-        "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
-    )
+    text = "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
     answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64").plan
     printed = dict(lines(answer.model, answer.best.layout, answer.cluster.hardware, 5000))
     for flag in ("--nnodes 2", '--node-rank "$NODE"', '--master-addr "$HEAD"', "VLLM_PP_LAYER_PARTITION=39,39"):

@@ -1,4 +1,4 @@
-"""This machine's CPU in the planner: the file `plan measure` writes, what it is made of, and the command that reads it."""
+"""This machine's CPU in the planner: the file that `plan measure` writes, and the command that reads it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_the_machine_is_predicted_as_it_was_measured(model: PlannedModel, rates:
     speeds = []
     for hardware in (rates.model_copy(update={"constants": TRUE}), machine, slower):
         assert hardware.constants is not None
-        p = predict(Steps(model, hardware, hardware.constants), Layout(measure.ENGINE), Workload(1024, 64, 8, requests=8))
+        p = predict(
+            Steps(model, hardware, hardware.constants), Layout(measure.ENGINE), Workload(1024, 64, 8, requests=8)
+        )
         assert p is not None
         speeds.append(p.output_per_second)
     true, fitted, slow = speeds

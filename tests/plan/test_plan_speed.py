@@ -119,7 +119,9 @@ def test_warm_caches_and_more_acceptance_are_faster() -> None:
     load = "in=32000,out=500,concurrency=4,requests=8,prefix_hit=0.9"
     cold, warm = (predict(steps(), layout, parse_workload(text)) for text in (load, f"{load},warm=1"))
     assert cold and warm and warm.output_per_second > 1.1 * cold.output_per_second and warm.ttft < cold.ttft
-    poor, healthy = (predict(steps(), layout, Workload(500, 500, 1), parse_acceptance(x)) for x in (1.5, "0.90,0.77,0.63"))
+    poor, healthy = (
+        predict(steps(), layout, Workload(500, 500, 1), parse_acceptance(x)) for x in (1.5, "0.90,0.77,0.63")
+    )
     assert poor and healthy and poor.tpot / healthy.tpot == pytest.approx(3.30 / 1.5, rel=0.01)
 
 

@@ -12,8 +12,8 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.plan.api import Plan, PlanCommands
 
 VARIABLES = (
-    "set for each server: HEAD (first machine of its engine), IP, NIC, NODE (machine in the engine), ENGINE (of its role, "
-    "from 0), RANK (in the engine, from 0), LOCAL (server on the machine, from 0), DEVICES (its dies)"
+    "set for each server: HEAD (first machine of its engine), IP, NIC, DEVICES (its dies), and numbers from 0: ENGINE "
+    "(of its role), NODE (machine in the engine), RANK (in the engine), LOCAL (server on the machine)"
 )
 #: Speed and memory of the plan do not apply to the SGLang profiles.
 NOT_MODELLED = "SGLang: not modelled; the speeds are fitted to vllm-ascend, for SGLang measure"
