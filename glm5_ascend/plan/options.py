@@ -66,8 +66,8 @@ class PlanOptions:
         str | None,
         Option(
             "Evaluate this layout only, such as tp=16,dp=2: tp=, dp=, dcp=, pp=, replicas=, mtp=, seqs= "
-            "(--max-num-seqs), tokens= (--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: dsa_cp=, "
-            "ep=, index_cache=, eager=; of prefill engines prefill_tp=, prefill_dp= and so on, prefills= (their number).",
+            "(--max-num-seqs), tokens= (--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: ep=, "
+            "dsa_cp=, index_cache=, eager=; of prefill engines prefill_tp=, prefill_dp=, ..., prefills= (number).",
             "KEY=N,...",
             panel=_ENGINE,
         ),
