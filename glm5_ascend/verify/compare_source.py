@@ -38,23 +38,14 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
             fix="copy the whole output directory",
         )
         return
-    compare_weights(checked, ExpectedWeights(source, checked.checkpoint, basis), report)
+    comparison = _SourceComparison(checked, ExpectedWeights(source, checked.checkpoint, basis), report)
+    for part in source.config.spec.global_weights:
+        comparison.part("", part)
+    for layer in range(source.config.num_layers_with_mtp):
+        comparison.layer(layer)
+    comparison.close()
     if checked.global_rotation is not None and basis is not NO_ROTATION and ROT_NAME in checked.checkpoint.entries:
         _check_rot(checked, source, report)
-
-
-def compare_weights(checked: Checked, expected: ExpectedWeights, report: Report) -> None:
-    """Compare every complete weight with its expected value."""
-    report.errors_by_tensor = []
-    checkpoint = checked.checkpoint
-    comparison = _SourceComparison(checked, expected, report)
-    for part in checkpoint.config.spec.global_weights:
-        comparison.part("", part)
-    for layer in range(checkpoint.config.num_layers_with_mtp):
-        comparison.layer(layer)
-    if {ROT_NAME} <= checkpoint.entries.keys() & expected.source.files.entries.keys():  # a source has none
-        comparison.unchanged(ROT_NAME)
-    comparison.close()
 
 
 def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
@@ -131,7 +122,7 @@ class _SourceComparison:
 
     def unchanged(self, name: str) -> None:
         """Compare a tensor that rotation and smoothing do not change."""
-        if name in self.complete or name == ROT_NAME:
+        if name in self.complete:
             comparison, tensor = WeightComparison(), self.checkpoint.read(name).float()
             comparison.add(torch.atleast_2d(tensor), torch.atleast_2d(self.expected.source.read(name)))
             self._record(name, FLOAT, comparison)

@@ -47,22 +47,6 @@ VERSIONS = {
 }
 
 
-_VLLM_NOTES = {
-    ServingEngine.vllm: [
-        EngineNote(
-            "only with our plugin: vLLM by itself does not read the description",
-            "glm5_ascend/serve/plugin/quantization.py",
-            "glm5-ascend serve, or --quantization ascend",
-        )
-    ],
-    ServingEngine.vllm_ascend: [
-        EngineNote(
-            "chooses its reader of the format", "vllm_ascend/quantization/modelslim_config.py", "--quantization ascend"
-        )
-    ],
-}
-
-
 def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> None:
     """Add the engine's errors and answer to the report; call it last."""
     if engine is ServingEngine.sglang:
@@ -72,7 +56,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
         report.findings = [
             replace(f, level="warning") if f.id == "mtp.rot_file" else f for f in report.findings
         ]  # the index is enough for vLLM
-        notes = _VLLM_NOTES[engine]
+        notes = []
     report.engine = EngineAnswer(str(engine), VERSIONS[engine], report.ok, notes)
 
 

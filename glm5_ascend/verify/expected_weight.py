@@ -14,38 +14,15 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import PIECE, LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
-from glm5_ascend.checkpoint.schemes import FLOAT, dequantize
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.derived_tensors import read_linear
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
 _SAME_ROTATION = 1e-4
-
-
-class OtherOutput:
-    """The weights of another output of the same job, dequantized, in the basis of its file."""
-
-    def __init__(self, files: LoadedCheckpoint, schemes: dict[str, str]) -> None:
-        self.files, self.schemes = files, schemes
-
-    def read(self, name: str) -> torch.Tensor:
-        """Read a float tensor, or dequantize the weight [N, K] of a linear: fp32."""
-        module = name.removesuffix(".weight")
-        scheme = self.schemes.get(module, FLOAT)
-        if scheme == FLOAT:
-            return self.files.read(name).float()
-        return dequantize(scheme, read_linear(self.files, module, scheme))
-
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows `start` to `stop` of `read(name)`."""
-        if self.schemes.get(name.removesuffix(".weight"), FLOAT) != FLOAT:
-            return self.read(name)[start:stop]
-        return self.files.read_rows(name, start, stop).float()
 
 
 class ResidualRotation:
@@ -102,7 +79,7 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
 class ExpectedWeights:
     """Weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
 
-    def __init__(self, source: SourceCheckpoint | OtherOutput, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
+    def __init__(self, source: SourceCheckpoint, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
         self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
     def knows(self, part: Linear) -> bool:

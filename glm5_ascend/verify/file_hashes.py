@@ -11,10 +11,12 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError
 
-#: Files of the format. Others (chat template, generation_config.json, tokenizer_config.json) people edit on purpose.
-_FORMAT = (INDEX_NAME, DESCRIPTION_NAME, "config.json")
-#: Files that decide which ids a text becomes; they are not edited on purpose.
-_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+#: Files that the engine computes with, and those that decide which ids a text becomes. Others (chat template,
+#: generation_config.json, tokenizer_config.json) people edit on purpose.
+_COMPUTED_WITH = (
+    INDEX_NAME, DESCRIPTION_NAME, "config.json",
+    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+)  # fmt: skip
 
 
 def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, object]:
@@ -26,16 +28,6 @@ def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, objec
     except CheckpointError as error:
         report.warning("provenance.unreadable", error.message, file=PROVENANCE_NAME, fix=error.tip)
         return {}
-
-
-def is_format_file(name: str) -> bool:
-    """Return True if the engine computes with this file: its change is an error, of others a warning."""
-    return name.endswith(".safetensors") or name in _FORMAT
-
-
-def is_tokenizer_file(name: str) -> bool:
-    """Return True if the file decides which ids a text becomes."""
-    return name in _TOKENIZER or name.endswith(".tiktoken")
 
 
 def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report: Report) -> None:
@@ -61,6 +53,6 @@ def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report
         where = Path(error.filename).name if error.filename else "a recorded file"
         report.error("shard.damaged", f"cannot be read: {error.strerror}", file=where, fix="copy the checkpoint again")
     for name, problem in sorted(changed.items()):
-        say = report.error if is_format_file(name) or is_tokenizer_file(name) else report.warning
+        say = report.error if name in _COMPUTED_WITH or name.endswith((".safetensors", ".tiktoken")) else report.warning
         fix = "damaged, or edited since it was quantized: copy it again, or quantize again"
         say("provenance.changed", problem, file=name, fix=fix)

@@ -22,8 +22,7 @@ class VerifyOptions:
     against: Annotated[
         StrPath | None,
         Option(
-            "Source checkpoint: dequantize and compare every tensor. Or another output of the same job, or its "
-            "provenance file: tell damage from the effect of another instruction set.",
+            "Source checkpoint: dequantize and compare every tensor.",
             "SRC",
         ),
     ] = None

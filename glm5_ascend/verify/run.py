@@ -14,7 +14,6 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.options import with_options
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.compare_same_job import compare_same_job, is_output, read_provenance
 from glm5_ascend.verify.compare_source import compare_source
 from glm5_ascend.verify.derived_tensors import check_linear, check_shared_input
 from glm5_ascend.verify.description import check_description
@@ -45,8 +44,7 @@ def verify(options: VerifyOptions) -> Report:
     checkpoint = open_directory(directory, report)
     check_text_files(checkpoint, report)
     # A wrong `against` is reported before the long read.
-    same_job = None if other is None or not is_output(other) else (other, read_provenance(other))
-    source = SourceCheckpoint(other) if other is not None and same_job is None else None
+    source = None if other is None else SourceCheckpoint(other)
     if checkpoint.description is None:
         report.unchecked.append("anything behind the description, which cannot be read")
         return report
@@ -57,8 +55,6 @@ def verify(options: VerifyOptions) -> Report:
         _report_engine(engine, checked, report)
         return report
     _check_values(checked, report, doubts)
-    if same_job is not None:
-        compare_same_job(checked, *same_job, report)
     if source is not None:
         compare_text_files(checkpoint, source.directory, report)
         compare_source(checked, source, report)
