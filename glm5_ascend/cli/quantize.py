@@ -32,12 +32,11 @@ def run(options: QuantizeOptions, output: Output) -> int:
     """Quantize GLM-5 to the format that vllm-ascend loads. Run the same command again to resume an interrupted run."""
     from glm5_ascend.cli.progress import ProgressBar
     from glm5_ascend.cli.quantize_output import show_plan
-    from glm5_ascend.quantize.api import is_helper, quantize
+    from glm5_ascend.quantize.api import quantize
 
-    quiet = output.quiet or is_helper()
-    with ProgressBar(quiet) as progress:
-        report = quantize(replace(options, progress=progress, on_plan=None if quiet else show_plan))
-    return 0 if report is None else _print_report(report, Path(options.source), output.json, quiet)
+    with ProgressBar(output.quiet) as progress:
+        report = quantize(replace(options, progress=progress, on_plan=None if output.quiet else show_plan))
+    return _print_report(report, Path(options.source), output.json, output.quiet)
 
 
 def _print_report(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:

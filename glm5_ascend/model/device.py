@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 import torch
@@ -20,7 +19,7 @@ _LISTS = {"npu": "npu-smi info", "cuda": "nvidia-smi"}
 
 
 def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
-    """`cpu`, or a device of one of these kinds: `npu` (that of this torchrun rank) or `npu:N`.
+    """`cpu`, or a device of one of these kinds: `npu` (the first) or `npu:N`.
 
     Args:
         kinds: of "npu" and "cuda".
@@ -37,7 +36,7 @@ def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():
         raise MissingEnvironmentError(f"--device {name}: this torch is no CUDA build", "install one, or --device cpu")
-    number = int(index or os.environ.get("LOCAL_RANK", "0"))
+    number = int(index or 0)
     count = torch.accelerator.device_count()
     if number >= count:
         raise MissingEnvironmentError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,11 +55,9 @@ class QuantizeReport:
 
 
 @with_options(QuantizeOptions)
-def quantize(options: QuantizeOptions) -> QuantizeReport | None:
+def quantize(options: QuantizeOptions) -> QuantizeReport:
     """Quantize the checkpoint `source` into the new directory `out`. Call it again to resume an interrupted run.
 
-    Returns:
-        The report; None in the helping ranks of a torchrun.
     Raises:
         Glm5Error: what is wrong and what to do, before anything is written. StoppedError: Ctrl-C or SIGTERM; finished
             work is kept.
@@ -85,9 +82,4 @@ def quantize(options: QuantizeOptions) -> QuantizeReport | None:
         report.result = run(prepared, options.progress)
     except KeyboardInterrupt:
         raise StoppedError(f"{prepared.out} is not finished", "run the same command again to resume") from None
-    return None if report.result is None else report
-
-
-def is_helper() -> bool:
-    """Return True in a rank of a torchrun other than 0, which prints nothing."""
-    return os.environ.get("RANK", "0") != "0"
+    return report

@@ -22,7 +22,6 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import require_kernels
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
-from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.quantize.source_check import check_source
 
@@ -66,10 +65,8 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
-    max_ram = max_ram or psutil.virtual_memory().total // 2 // Ranks().local_count
-    threads = threads_within(
-        plan, options.seq_len, options.threads or max(1, len(os.sched_getaffinity(0)) // Ranks().local_count), max_ram
-    )
+    max_ram = max_ram or psutil.virtual_memory().total // 2
+    threads = threads_within(plan, options.seq_len, options.threads or len(os.sched_getaffinity(0)), max_ram)
     dataset, note = (None, "") if plan.last_calibrated_layer < 0 else calibration_text(recipe, options.calib)
     return PreparedJob(
         options, out, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, inputs, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.resume import discard_corrupt_units
 from glm5_ascend.quantize.run.run_dir import (
     ACTIVATIONS,
@@ -38,7 +36,7 @@ from glm5_ascend.quantize.run.run_dir import (
 )
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import QuantizedLayer, Store
-from glm5_ascend.quantize.run.whole_model import help_with_experts, write_tensors
+from glm5_ascend.quantize.run.whole_model import write_tensors
 from glm5_ascend.quantize.workers import Workers
 
 
@@ -67,23 +65,18 @@ class QuantizeResult:
         }
 
 
-def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResult | None:
+def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResult:
     """Run a prepared job, or resume a stopped run of the same job.
 
     OUT appears when everything is on disk, or not at all; until then the files lie in `run_dir_of(OUT)`.
-    Returns None in the helping ranks of a torchrun.
     """
     began = time.monotonic()
     check_space(prepared)
     calibration = calibration_of(prepared)
     run_dir = run_dir_of(prepared.out)
-    with torch.no_grad(), Ranks() as ranks:
-        if ranks.rank:
-            _help(prepared, calibration, ranks, run_dir)
-            return None
-        with open_run_dir(run_dir, prepared.options.restart):
-            layers = _work(prepared, calibration, ranks, run_dir, progress)
-            moved_aside = publish_result(prepared, run_dir / CHECKPOINT)
+    with torch.no_grad(), open_run_dir(run_dir, prepared.options.restart):
+        layers = _work(prepared, calibration, run_dir, progress)
+        moved_aside = publish_result(prepared, run_dir / CHECKPOINT)
     return QuantizeResult(
         out=prepared.out,
         output_bytes=prepared.output_bytes,
@@ -111,21 +104,22 @@ def _peak_rss() -> int:
 
 
 def _work(
-    prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, run_dir: Path, progress: Progress
+    prepared: PreparedJob, calibration: CalibrationSet | None, run_dir: Path, progress: Progress
 ) -> list[QuantizedLayer]:
     options, checkpoint, activations = prepared.options, run_dir / CHECKPOINT, run_dir / ACTIVATIONS
     job_inputs = inputs(prepared.source, prepared.recipe_path, options, calibration)
     journal = Journal(run_dir / JOURNAL, identity(job_inputs, prepared.source))
+    rotations = Rotations(prepared.source.config, options.seed, prepared.device) if prepared.recipe.rotates else None
+    weights = FloatWeights(prepared.source, rotations, prepared.device)
+    shard_bytes = int(prepared.recipe.spec.save[0].part_file_size * GIB)
     try:
-        journal.refresh()
-        with _open_run(prepared, checkpoint, journal, ranks) as (weights, store, workers):
-            files = output_files(prepared.plan, store.writer.files)
+        writer = ShardWriter(checkpoint, prepared.plan.outputs(), shard_bytes, {ROT_NAME: ROT_FILE})
+        with closing(writer), Workers(prepared.threads) as workers:
+            store = Store(prepared.plan, writer, journal)
+            files = output_files(prepared.plan, writer.files)
             check_only_known_files(checkpoint, files)
             discard_corrupt_units(store, workers, activations, progress)
-            ranks.barrier()  # the run directory is ready for the others ...
-            ranks.barrier()  # ... and they have read the journal
             layers = write_tensors(weights, store, workers, activations, calibration, progress)
-        ranks.barrier()
     except UnexpectedFileError:
         raise
     except BaseException:
@@ -140,33 +134,3 @@ def _work(
     check_only_known_files(checkpoint, files)
     write_provenance(checkpoint, provenance(job_inputs, prepared.notes, layers), files)
     return layers
-
-
-def _help(prepared: PreparedJob, calibration: CalibrationSet | None, ranks: Ranks, run_dir: Path) -> None:
-    ranks.barrier()
-    job_inputs = inputs(prepared.source, prepared.recipe_path, prepared.options, calibration)
-    journal = Journal(run_dir / f"journal-{ranks.rank}.jsonl", identity(job_inputs, prepared.source))
-    try:
-        journal.refresh()
-        with _open_run(prepared, run_dir / CHECKPOINT, journal, ranks) as (weights, store, workers):
-            ranks.barrier()
-            help_with_experts(weights, store, workers, run_dir / ACTIVATIONS)
-        ranks.barrier()
-    finally:
-        journal.close()
-
-
-@contextmanager
-def _open_run(
-    prepared: PreparedJob, checkpoint: Path, journal: Journal, ranks: Ranks
-) -> Iterator[tuple[FloatWeights, Store, Workers]]:
-    options, recipe, device = prepared.options, prepared.recipe, prepared.device
-    rotations = Rotations(prepared.source.config, options.seed, device) if recipe.rotates else None
-    shard_bytes = int(recipe.spec.save[0].part_file_size * GIB)
-    writer = ShardWriter(checkpoint, prepared.plan.outputs(), shard_bytes, {ROT_NAME: ROT_FILE})
-    try:
-        with Workers(prepared.threads) as workers:
-            store = Store(prepared.plan, writer, journal, ranks)
-            yield FloatWeights(prepared.source, rotations, device), store, workers
-    finally:
-        writer.close()

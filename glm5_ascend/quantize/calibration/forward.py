@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from glm5_ascend.files.written import file_checksum, new_file
+from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.device import native_bf16
@@ -74,20 +74,10 @@ class Routed:
     weight: torch.Tensor
     ids: torch.Tensor
 
-    def publish(self, folder: Path) -> None:
-        """Write the routing for the other ranks; the inputs are in the folder already."""
-        with new_file(folder / "routing.pt") as file:
-            torch.save((self.weight, self.ids), file)
-
 
 def stream_name(layer: int) -> str:
     """File of a layer's input stream."""
     return f"stream-{layer}"
-
-
-def partial_stream(folder: Path, rank: int) -> Path:
-    """File in which a rank sums up the output of its experts."""
-    return folder / f"stream-of-rank-{rank}"
 
 
 def shares_selections(config: ModelConfig, layer: int) -> bool:

@@ -145,14 +145,6 @@ class Stream:
     def set_sequence(self, number: int, values: torch.Tensor) -> None:
         self.file.write(self.starts[number], to_units(values))
 
-    def include(self, path: Path) -> None:
-        """Add the stream in the file `path`, of the same shape."""
-        with RowFile(path, self.tokens, self.file.columns, torch.int64, keep=True) as other:
-            step = max(1, _SPAN_BYTES // (8 * self.file.columns))
-            for start in range(0, self.tokens, step):
-                stop = min(start + step, self.tokens)
-                self.file.write(start, self.file.read(start, stop) + other.read(start, stop))
-
     def add(self, tokens: torch.Tensor, values: torch.Tensor) -> None:
         """Add fp32 `values` to the rows `tokens`, in any order of calls the same sum."""
         self.file.add(tokens, to_units(values))

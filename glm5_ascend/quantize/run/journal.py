@@ -75,8 +75,7 @@ class UnitRecord:
 class Journal:
     """A file of JSON lines: first the identity of the run, then one line per finished unit.
 
-    A line that a kill cut short does not count. Every rank writes its own file, `journal.jsonl` and `journal-1.jsonl`
-    ..., and reads them all.
+    A line that a kill cut short does not count.
 
     Args:
         identity: everything the output depends on, as a flat dict.
@@ -91,7 +90,11 @@ class Journal:
         try:
             self._file = os.fdopen(open_own(path), "r+b")
             lines = _whole_lines(self._file.read())
-            self._take(path, lines)
+            if lines:
+                _compare(path, lines[0], self._head)
+            for line in lines[1:]:
+                with suppress(ValueError, TypeError, OverflowError):  # a damaged line: that unit is done again
+                    self._done[str(line.get("unit"))] = UnitRecord.parse(line)
             self._file.truncate(sum(len(_encode(line)) for line in lines))
             self._file.seek(0, os.SEEK_END)
         except OSError as error:
@@ -109,36 +112,22 @@ class Journal:
         """Record of a finished unit. Raises: KeyError for another unit."""
         return self._done[unit.name]
 
-    def refresh(self) -> None:
-        """Read the units that other ranks, of this run or a stopped one, have finished."""
-        for path in sorted(self.path.parent.glob("journal*.jsonl")):
-            self._take(path, _whole_lines(path.read_bytes()))
-
     def finish(self, unit: WorkUnit, record: UnitRecord = UnitRecord()) -> None:
         """Record a unit whose data is on disk."""
         self._done[unit.name] = record
         self._append(record.to_line(unit.name))
 
     def keep(self, units: Iterable[WorkUnit]) -> None:
-        """Remove all other units from every rank's file; no other rank may be writing."""
+        """Remove all other units."""
         self._done = {unit.name: self._done[unit.name] for unit in units}
         lines = [self._head, *(record.to_line(name) for name, record in self._done.items())]
         self.close()
         write_file(self.path, b"".join(_encode(line) for line in lines))
         try:
             self._file = self.path.open("r+b")
-            self._file.seek(0, os.SEEK_END)
-            for path in self.path.parent.glob("journal-*.jsonl"):
-                path.unlink()
         except OSError as error:
             raise disk_error(self.path, error) from None
-
-    def _take(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        if lines:
-            _compare(path, lines[0], self._head)
-        for line in lines[1:]:
-            with suppress(ValueError, TypeError, OverflowError):  # a damaged line: that unit is done again
-                self._done[str(line.get("unit"))] = UnitRecord.parse(line)
+        self._file.seek(0, os.SEEK_END)
 
     def _append(self, value: dict[str, Any]) -> None:
         try:

@@ -20,7 +20,6 @@ from glm5_ascend.quantize.calibration.forward import (
     Routed,
     forward_layer,
     output_checksum,
-    partial_stream,
 )
 from glm5_ascend.quantize.calibration.row_file import RowFile
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
@@ -68,7 +67,7 @@ class LayerQuantizer:
         with self._expert_inputs() as inputs:
             routed = self._backbone(inputs)
             if self.config.is_moe(self.layer):
-                self._all_experts(routed)
+                self._experts(routed)
         checksum = ""
         if self.streams is not None and self.streams.out is not None:
             self.streams.out.file.sync()
@@ -180,23 +179,7 @@ class LayerQuantizer:
 
     # -- routed experts ---------------------------------------------------------------------------------------------
 
-    def _all_experts(self, routed: Routed | None) -> None:
-        """This rank's share of the experts; other ranks do theirs, exchanged through the folder of the activations."""
-        store, ranks = self.store, self.store.ranks
-        if routed is not None and self.streams is not None and ranks.count > 1:
-            routed.publish(self.streams.folder)
-        ranks.barrier()
-        self.experts(routed)
-        ranks.barrier()
-        if ranks.count > 1:
-            store.journal.refresh()
-            store.accept_written(self.layer)
-        if self.streams is not None and self.streams.out is not None:
-            for rank in range(1, ranks.count):
-                self.streams.out.include(partial_stream(self.streams.folder, rank))
-
-    def experts(self, routed: Routed | None) -> None:
-        """This rank's share of the routed experts."""
+    def _experts(self, routed: Routed | None) -> None:
         layer, store, count = self.layer, self.store, self.config.n_routed_experts
 
         def quantize_or_rerun(expert: int) -> UnitRecord | None:
@@ -206,8 +189,7 @@ class LayerQuantizer:
                 rerun_expert(self.weights, layer, expert, self.gains, routed)
             return None
 
-        assigned = store.ranks.assigned(count)
-        for expert, record in zip(assigned, self.workers.map(quantize_or_rerun, assigned), strict=True):
+        for expert, record in enumerate(self.workers.map(quantize_or_rerun, range(count))):
             if record is not None:
                 store.finish(WorkUnit.expert(layer, expert), record)
             done = layer + (expert + 0.5) / count

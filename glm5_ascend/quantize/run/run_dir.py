@@ -34,7 +34,7 @@ def open_run_dir(path: Path, restart: bool) -> Iterator[None]:
     """
     with exclusive(path):
         for name in sorted(entry.name for entry in path.iterdir()):
-            if name not in (LOCK, CHECKPOINT, ACTIVATIONS) and not name.endswith((".jsonl", PARTIAL)):
+            if name not in (LOCK, JOURNAL, CHECKPOINT, ACTIVATIONS) and not name.endswith(PARTIAL):
                 raise UnexpectedFileError(
                     f"{path / name}: not a file of this run, and in its directory", "move it away"
                 )

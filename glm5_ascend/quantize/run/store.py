@@ -19,7 +19,6 @@ from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_line
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.blocks import ErrorSums, add_errors, blocks, relative_errors
 from glm5_ascend.quantize.run.journal import GLOBALS, Journal, UnitRecord, WorkUnit
-from glm5_ascend.quantize.run.ranks import Ranks
 
 #: The rotation's matrix for the engine, below the checkpoint's directory.
 ROTATION_FILE = "optional/quarot.safetensors"
@@ -49,10 +48,10 @@ class QuantizedLayer:
 
 
 class Store:
-    """Owner of the shards and of this rank's journal."""
+    """Owner of the shards and of the journal."""
 
-    def __init__(self, plan: QuantizationPlan, writer: ShardWriter, journal: Journal, ranks: Ranks) -> None:
-        self.plan, self.writer, self.journal, self.ranks = plan, writer, journal, ranks
+    def __init__(self, plan: QuantizationPlan, writer: ShardWriter, journal: Journal) -> None:
+        self.plan, self.writer, self.journal = plan, writer, journal
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class Store:
         self.journal.finish(unit, record)
 
     def accept_written(self, layer: int) -> None:
-        """Count the units of a layer that another run or another rank has finished as written."""
+        """Count the units of a layer that a stopped run has finished as written."""
         done = [unit for unit in self.units(layer) if unit in self.journal]
         self.writer.expect_no_more(*(name for unit in done for name in self.tensor_names(unit)))
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import safetensors.torch
-import torch
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.files.written import make_folder, write_file
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import Routed, partial_stream
-from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
-from glm5_ascend.quantize.progress import Progress, silent
+from glm5_ascend.quantize.progress import Progress
 from glm5_ascend.quantize.run.journal import GLOBALS, UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.layer import LayerQuantizer, write_table
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
@@ -71,26 +68,3 @@ def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> Non
         make_folder(path.parent)
         write_file(path, safetensors.torch.save({"global_rotation": weights.rotations.global_rotation().cpu()}))
     store.finish(GLOBALS, UnitRecord(checksum=store.checksum(GLOBALS)))
-
-
-def help_with_experts(weights: FloatWeights, store: Store, workers: Workers, folder: Path) -> None:
-    """Quantize this rank's share of each layer's routed experts, in step with rank 0."""
-    config, last = store.plan.config, store.plan.last_calibrated_layer
-    for layer in range(config.num_layers_with_mtp):
-        if WorkUnit.layer(layer) in store.journal or not config.is_moe(layer):
-            continue
-        quantizer = LayerQuantizer(weights, store, workers, layer, None, silent)
-        store.ranks.barrier()
-        if layer > last:
-            quantizer.experts(None)
-        else:
-            weight, ids = torch.load(folder / "routing.pt", weights_only=True)
-            tokens, hidden = len(ids), config.hidden_size
-            with RowFile(folder / "expert-inputs", tokens, hidden, torch.float32, keep=True) as inputs:
-                out = None
-                if layer < last and not config.is_mtp(layer):
-                    out = Stream(partial_stream(folder, store.ranks.rank), (tokens,), hidden)
-                quantizer.experts(Routed(inputs, out, weight, ids))
-                if out is not None:
-                    out.file.close()
-        store.ranks.barrier()

@@ -121,15 +121,6 @@ def test_a_layer_of_another_run_does_not_count(stopped: Stopped, tmp_path: Path)
     stopped.resume(out)
 
 
-def test_a_journal_of_another_rank_and_another_run_is_refused(stopped: Stopped, tmp_path: Path) -> None:
-    out = stopped.copy(tmp_path)
-    journal = run_dir_of(out) / "journal.jsonl"
-    head = json.loads(journal.read_text().splitlines()[0])
-    (run_dir_of(out) / "journal-1.jsonl").write_text(json.dumps(head | {"seed": 9}, sort_keys=True) + "\n")
-    with pytest.raises(OutputError, match="another seed"):
-        stopped.run(out)
-
-
 @pytest.mark.parametrize("name", ["journal.jsonl", "checkpoint/config.json", "activations/stream-4"])
 def test_nothing_is_written_through_a_link(name: str, stopped: Stopped, tmp_path: Path) -> None:
     out, mine = stopped.copy(tmp_path), tmp_path / "mine"

@@ -18,7 +18,6 @@ from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run import blocks as blocks_module
 from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.ranks import Ranks
 from glm5_ascend.quantize.run.store import Store
 
 
@@ -29,7 +28,7 @@ def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch:
     part = find(parts, "self_attn.q_a_proj")
     shape = part.shape(plan.config.sizes)
     writer = ShardWriter(tmp_path, plan.stored(prefix, part), 2**30)
-    store = Store(plan, writer, Journal(tmp_path / "journal.jsonl", {}), Ranks())
+    store = Store(plan, writer, Journal(tmp_path / "journal.jsonl", {}))
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for start, stop in ((0, shape[0] - 1), (shape[0] - 1, shape[0])):
         store.write_rows(prefix, part, rows[start:stop], start, ActivationRange(-1.0, 2.0))
