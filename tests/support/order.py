@@ -43,7 +43,6 @@ LONGEST = (
     "tests/test_packaging.py",
     "tests/quantize/estimate/test_memory.py",
     "tests/demo_model/test_shipped.py",
-    "tests/quantize/run/test_ranks.py",
     "tests/quantize/run/test_device.py",
     "tests/fidelity/test_readme_fidelity.py",
     "tests/cli/test_output.py",
