@@ -41,7 +41,7 @@ READERS = (["verify"], ["doctor"], ["serve", "--dry-run"], ["plan"], ["quantize"
 
 def cases() -> list[Case]:
     """All cases, in a fixed order."""
-    return [*_config_values(), *_json_files(), *_recipes(), *_machines(), *_shards(), *_irregular(), *_options()]
+    return [*_config_values(), *_json_files(), *_recipes(), *_machines(), *_irregular(), *_options()]
 
 
 def _command(words: list[str], model: Path, folder: Path) -> list[str]:
@@ -108,29 +108,9 @@ def _recipes() -> Iterator[Case]:
 
 
 def _machines() -> Iterator[Case]:
+    option = ["plan", "--model", "glm-5", "--hardware", "{file}"]
     for number, text in enumerate(TEXTS):
-        yield Case(
-            "machines", str(number), _text_of(["plan", "--model", "glm-5", "--hardware", "{file}"], ".yaml", text)
-        )
-
-
-def _shards() -> Iterator[Case]:
-    draw = random.Random(7)
-    for number in range(100):
-
-        def make(folder: Path, source: Path, seed: int = draw.randrange(2**32), number: int = number) -> list[str]:
-            model = _copy(source, folder)
-            shard = sorted(model.glob("*.safetensors"))[0]
-            data, changes = bytearray(shard.read_bytes()), random.Random(seed)
-            if number % 3 == 0:
-                del data[changes.randrange(len(data)) :]
-            else:
-                for _ in range(1 + number % 5):
-                    data[changes.randrange(min(len(data), 4000) if number % 3 == 1 else 8)] = changes.randrange(256)
-            shard.write_bytes(data)
-            return _command(READERS[(0, 3)[number % 2]], model, folder)
-
-        yield Case("safetensors headers", str(number), make)
+        yield Case("machines", str(number), _text_of(option, ".yaml", text))
 
 
 def _irregular() -> Iterator[Case]:
