@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import os
 import statistics
 import sys
@@ -45,7 +44,9 @@ from tools.ops_cases import (
     product,
 )
 
+from glm5_kernels import registry
 from glm5_kernels.compiled.processor import restricted_to
+from glm5_kernels.contract import check
 
 #: How numba and torch are told to do without newer instructions.
 RESTRICTED = {
@@ -122,29 +123,8 @@ def _product_rate(shape: Shape, dtype: torch.dtype) -> float:
 
 def checking(case: Case) -> float:
     """Share of one call that the checks of the operands take."""
-    spent = 0.0
-
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            nonlocal spent
-            began = time.perf_counter()
-            result = function(*arguments)
-            spent += time.perf_counter() - began
-            return result
-
-        return run
-
-    module = importlib.import_module(f"glm5_kernels.compiled.{case.op}")
-    names = [name for name in vars(module) if name.startswith("check")]
-    owner, names = (module, names) if names else (module.reference, ["check", "check_linear"])
-    originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
-    for name, function in originals.items():
-        setattr(owner, name, timed(function))
-    try:
-        whole = sum(seconds(case.fast) for _ in range(5))
-    finally:
-        for name, function in originals.items():
-            setattr(owner, name, function)
+    operands = registry.contract(case.op)(*case.operands)
+    spent, whole = (sum(seconds(function) for _ in range(5)) for function in (lambda: check(operands), case.fast))
     return spent / whole
 
 

@@ -27,7 +27,6 @@ from glm5_kernels import registry
 
 #: Text in a function's file or name -> owner; the first match counts.
 OWNERS = (
-    (("torch._ops.glm5_ascend",), "torch: calls of our ops"),
     (("glm5_kernels",), "our kernels: Python"),
     (("glm5_ascend",), "our plugin: Python"),
     (("vllm",), "vLLM"),

@@ -25,19 +25,33 @@ class Case:
     """One op at one shape.
 
     Attributes:
-        fast, plain: the compiled op, and the baseline.
-        check: difference of the compiled result from the reference's, not above `limit`.
+        difference: of the compiled result from the reference's, not above `limit`.
         operations: multiplications and additions, with the types of the products that they could be done with.
+        baseline: what the compiled op is measured against; None is the reference.
     """
 
     op: str
     shape: str
-    fast: Callable[[], Any]
-    plain: Callable[[], Any]
-    check: Callable[[], float]
+    operands: tuple[Any, ...]
+    difference: Callable[[Any, Any], float]
     limit: float
     bytes: float
     operations: list[tuple[float, tuple[torch.dtype, ...]]]
+    baseline: Callable[[], Any] | None = None
+
+    def fast(self) -> Any:
+        """The compiled op."""
+        return registry.load(self.op, "cpu")(*self.operands)
+
+    def exact(self) -> Any:
+        """The reference."""
+        return registry.load(self.op, "reference")(*self.operands)
+
+    def plain(self) -> Any:
+        return self.exact() if self.baseline is None else self.baseline()
+
+    def check(self) -> float:
+        return self.difference(self.fast(), self.exact())
 
 
 def batch(requests: int, tokens: int, context: int) -> PagedBatch:
@@ -58,11 +72,6 @@ def relative(got: Any, want: Any) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def both(op: str, arguments: tuple[Any, ...]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    fast, plain = (registry.load(op, name) for name in ("cpu", "reference"))
-    return lambda: fast(*arguments), lambda: plain(*arguments)
-
-
 def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
     cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
     q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
@@ -72,12 +81,10 @@ def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...
 
 def indexer(requests: int, tokens: int, context: int) -> Case:
     operands = indexer_operands(requests, tokens, context)
-    fast, plain = both("lightning_indexer", operands)
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
-    check = lambda: missed(fast(), plain())  # noqa: E731
-    return Case("lightning_indexer", shape, fast, plain, check, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
+    return Case("lightning_indexer", shape, operands, missed, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
 
 
 def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
@@ -94,14 +101,13 @@ def attention(requests: int, tokens: int, context: int) -> Case:
     """Probabilities of a few tokens stay fp32, as in a decode step of the server on a CPU."""
     *operands, where, scale, _ = attention_operands(requests, tokens, context)
     count = requests * tokens
-    fast, plain = both("sparse_flash_attention", (*operands, where, scale, count > DECODE_TOKENS))
     keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
-    check = lambda: relative(fast(), plain())  # noqa: E731
     bytes_read = 2.0 * keys * (RANK + ROPE)
-    return Case("sparse_flash_attention", shape, fast, plain, check, 1e-2, bytes_read, [scores, values])
+    arguments = *operands, where, scale, count > DECODE_TOKENS
+    return Case("sparse_flash_attention", shape, arguments, relative, 1e-2, bytes_read, [scores, values])
 
 
 def linear(n: int, k: int) -> LinearWeights:
@@ -120,17 +126,15 @@ def preprocess_operands(tokens: int) -> tuple[Any, ...]:
 
 def preprocess(tokens: int) -> Case:
     operands = preprocess_operands(tokens)
-    fast, exact = both("mla_preprocess", operands)
     x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, eps = operands
     floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
     widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), eps
     plain = lambda: registry.load("mla_preprocess", "reference")(*widened)  # noqa: E731
     absorbed = 2.0 * tokens * HEADS * NOPE * RANK
     products = [(2.0 * tokens * w.weight.numel(), INTEGERS) for w in (qkv_a, q_b)]
-    check = lambda: relative(fast(), exact())  # noqa: E731
     bytes_read = sum(w.weight.numel() for w in (qkv_a, q_b)) + 2.0 * HEADS * NOPE * RANK
     work = [*products, (absorbed, FLOATS)]
-    return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", fast, plain, check, 1e-2, bytes_read, work)
+    return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", operands, relative, 1e-2, bytes_read, work, plain)
 
 
 def experts(tokens: int) -> Case:
@@ -141,7 +145,6 @@ def experts(tokens: int) -> Case:
     w2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, PER_EXPERT), dtype=torch.int8)
     scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
     operands = x, weights, selected, w13, scales[0], w2, scales[1]
-    fast, exact = both("w4a8_moe", operands)
     used = sorted(set(selected.flatten().tolist()))
     wide = {e: w13[e] * scales[0][e, :, None] for e in used}
     narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
@@ -156,17 +159,15 @@ def experts(tokens: int) -> Case:
             out.index_add_(0, token, y * weights[token, slot, None])
         return out
 
-    check = lambda: relative(fast(), exact())  # noqa: E731
     size = 3.0 * PER_EXPERT * HIDDEN
     work = [(2 * size * 8 * tokens, INTEGERS)]
-    return Case("w4a8_moe", f"{tokens} tokens", fast, plain, check, 1e-5, size * len(used), work)
+    return Case("w4a8_moe", f"{tokens} tokens", operands, relative, 1e-5, size * len(used), work, plain)
 
 
 def product(tokens: int, n: int, k: int) -> Case:
     x, w = torch.randn(tokens, k), linear(n, k)
-    fast, exact = both("int8_linear", (x, w))
     wide = w.weight.float() * w.scale[:, None]
     plain = lambda: F.linear(x, wide)  # noqa: E731
-    check = lambda: float(not torch.equal(fast(), exact()))  # noqa: E731
+    differs = lambda got, want: float(not torch.equal(got, want))  # noqa: E731
     work = [(2.0 * tokens * n * k, INTEGERS)]
-    return Case("int8_linear", f"{tokens}x{n}x{k}", fast, plain, check, 0.0, float(n * k), work)
+    return Case("int8_linear", f"{tokens}x{n}x{k}", (x, w), differs, 0.0, float(n * k), work, plain)

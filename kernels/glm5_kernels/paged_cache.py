@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from glm5_kernels.errors import KernelInputError, require_integers, require_shape
+from glm5_kernels.errors import KernelInputError
 
 #: Positions are int32.
 MAX_POSITIONS = 2**31 - 1
@@ -21,14 +22,14 @@ class PagedBatch(NamedTuple):
     0 .. seq_len - n + i. Position p of request b is row p % block_size of block block_table[b, p // block_size].
 
     Attributes:
-        query_start_loc: int [B + 1], prefix sums of the query tokens per request, from 0 to T.
-        seq_lens: int [B], length of each request including this step's tokens; 0 for a padding request.
-        block_table: int [B, max_blocks], -1 where there is no block; positions in a missing block are never read.
+        query_start_loc: [B + 1], prefix sums of the query tokens per request, from 0 to T.
+        seq_lens: length of each request including this step's tokens; 0 for a padding request.
+        block_table: -1 where there is no block; positions in a missing block are never read.
     """
 
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
+    query_start_loc: Annotated[Tensor, "int [starts]"]
+    seq_lens: Annotated[Tensor, "int [B]"]
+    block_table: Annotated[Tensor, "int [B, max_blocks]"]
 
 
 def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
@@ -38,12 +39,6 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
     themselves, and a check here would wait for the device.
     """
     table = batch.block_table
-    require_shape("query_start_loc", batch.query_start_loc, (None,))
-    require_shape("seq_lens", batch.seq_lens, (None,))
-    require_shape("block_table", table, (len(batch.seq_lens), None))
-    require_integers("block_table", table)
-    require_integers("seq_lens", batch.seq_lens)
-    require_integers("query_start_loc", batch.query_start_loc)
     if table.device.type != "cpu" or not table.numel():
         return
     if block_size < 1:
@@ -89,7 +84,6 @@ def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
 
 def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
     """Raise `KernelInputError` unless every slot is a row of cache [num_blocks, block_size, D], or negative."""
-    require_integers("slot_mapping", slot_mapping)
     last = int(slot_mapping.max()) if slot_mapping.numel() else -1
     if last >= cache.shape[0] * cache.shape[1]:
         raise KernelInputError(f"slot {last} is outside the cache of {list(cache.shape)}")

@@ -15,29 +15,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from glm5_kernels import cache as cache
+from glm5_kernels import cache
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
 
 __all__ = [
-    "FOLDERS",
-    "IMPLEMENTATIONS",
-    "OPS",
-    "TORCH_NPU_ALONE",
-    "VARIABLE",
-    "Choice",
-    "KernelInputError",
-    "KernelUnavailableError",
-    "UnsupportedVariantError",
-    "bf16_products",
-    "choose",
-    "function",
-    "int8_products",
-    "load",
-    "missing",
-    "obstacle",
-    "report",
-    "select",
-]
+    "FOLDERS", "IMPLEMENTATIONS", "OPS", "TORCH_NPU_ALONE", "VARIABLE", "Choice", "KernelInputError",
+    "KernelUnavailableError", "UnsupportedVariantError", "bf16_products", "cache", "choose", "contract", "function",
+    "int8_products", "load", "missing", "obstacle", "report", "select",
+]  # fmt: skip
 
 VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.
@@ -51,23 +36,13 @@ _MODULES = {
     "triton": "glm5_kernels.ascend.triton.{}",
 }
 #: The implementations of each op.
-OPS: dict[str, tuple[str, ...]] = {
-    "lightning_indexer": ("reference", "cpu", "npu", "triton"),
-    "lightning_indexer_quant": ("reference", "cpu", "npu", "triton"),
-    "sparse_flash_attention": ("reference", "cpu", "npu", "triton"),
-    "sparse_flash_attention_quant": ("reference", "cpu", "npu", "triton"),
-    "mla_preprocess": ("reference", "cpu", "npu", "triton"),
-    "indexer_preprocess": ("reference", "cpu"),
-    "v_up_proj": ("reference", "cpu"),
-    "int8_linear": ("reference", "cpu"),
-    "w4a8_moe": ("reference", "cpu"),
-    "hadamard": ("reference", "cpu"),
-    "ssz_scale": ("reference", "cpu"),
-    "round_rows": ("reference", "cpu"),
-    "fake_round": ("reference", "cpu"),
-    "gptq_inverse_factors": ("reference", "cpu"),
-    "gptq_round": ("reference", "cpu"),
-}
+OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
+     "mla_preprocess"), IMPLEMENTATIONS,
+) | dict.fromkeys(
+    ("indexer_preprocess", "v_up_proj", "int8_linear", "w4a8_moe", "hadamard", "ssz_scale", "round_rows", "fake_round",
+     "gptq_inverse_factors", "gptq_round"), ("reference", "cpu"),
+)  # fmt: skip
 #: Ops that live in a folder of another name, because they share their code.
 FOLDERS = {
     "lightning_indexer_quant": "lightning_indexer",
@@ -180,12 +155,20 @@ def _fastest(op: str, device: str) -> Choice:
     raise KernelUnavailableError(f"{op} on {device}: {'; '.join(reasons)}")
 
 
+def contract(op: str) -> Any:
+    """The op's contract: a NamedTuple of its operands (`contract`)."""
+    from glm5_kernels.contract import contract_name
+
+    return getattr(import_module(f"glm5_kernels.{FOLDERS.get(op, op)}"), contract_name(op))
+
+
 @functools.cache
 def load(op: str, implementation: str) -> Callable[..., Any]:
-    """The function of one implementation."""
+    """The function of one implementation; it takes the op's operands and checks them against the contract."""
+    from glm5_kernels.contract import checked
+
     module = import_module(_MODULES[implementation].format(FOLDERS.get(op, op)))
-    function: Callable[..., Any] = getattr(module, op)
-    return function
+    return checked(contract(op), getattr(module, op))
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from glm5_kernels import registry
-from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity.cases import cases
 
 
@@ -21,7 +20,4 @@ def compile_all() -> Iterator[str]:
         yield op
         function = registry.load(op, "cpu")
         for case in cases(ops=(op,)):
-            try:
-                function(*case.arguments)
-            except UnsupportedVariantError:
-                continue
+            function(*case.arguments)

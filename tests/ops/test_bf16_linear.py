@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from glm5_kernels.compiled import bf16_linear
-from glm5_kernels.compiled import int8_linear as cpu
 from glm5_kernels.int8 import LinearWeights
+from tests.ops.support.implementations import cpu
 
 
 @pytest.fixture(params=[False, True], ids=["in fp32", "as on this CPU"])

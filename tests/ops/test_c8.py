@@ -81,27 +81,3 @@ def test_attention_reads_what_was_packed(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(got_lse, want_lse)
     assert (got[-1] == 0).all() and got.isfinite().all()
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    batch = paged_batch([4], [1])
-    with pytest.raises(ops.KernelInputError, match="both must be int8"):
-        ops.lightning_indexer_quant(
-            torch.zeros(1, 4, 8),
-            torch.zeros(2, 4, 8),
-            torch.zeros(1, 4),
-            torch.ones(1, 4),
-            torch.ones(2, 4),
-            batch.paged,
-            2,
-        )
-    selected = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(ops.KernelInputError, match="kv_cache has shape"):
-        ops.sparse_flash_attention_quant(
-            torch.zeros(1, 2, 128),
-            torch.zeros(1, 2, 16),
-            torch.zeros(2, 4, 128, dtype=torch.int8),
-            selected,
-            batch.paged,
-            1.0,
-        )

@@ -11,15 +11,14 @@ import pytest
 import torch
 from llvmlite import binding, ir
 
-from glm5_kernels import ops
 from glm5_kernels.compiled import lightning_indexer as li_cpu
 from glm5_kernels.compiled import simd
 from glm5_kernels.compiled import sparse_flash_attention as sfa_cpu
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.topk import best_positions
-from glm5_kernels.lightning_indexer import reference as li
-from glm5_kernels.sparse_flash_attention import reference as sfa
+from glm5_kernels.parity.run import parity
+from tests.ops.support.implementations import cpu, reference
 from tests.ops.support.paged_batch import paged_batch
 
 
@@ -34,40 +33,17 @@ def threads() -> Iterator[None]:
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run with VDPBF16PS, with AMX, and without both; instructions that are missing here are emulated."""
     if request.param != "numbers" and simd.STEP != 32:
-        pytest.skip("pairs need 512-bit registers; test_register_widths runs them")
+        pytest.skip("pairs need 512-bit registers; test_isa_levels runs them")
     for module in (li_cpu, sfa_cpu):
         monkeypatch.setattr(module, "PAIRS", request.param != "numbers")
         monkeypatch.setattr(module, "AMX", request.param == "amx")
 
 
-def same_choice(
-    got: torch.Tensor, want: torch.Tensor, q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, gap: float
-) -> None:
-    """Equal sets, but for positions whose scores differ from the last chosen one's by less than `gap`."""
-    for t in range(len(want)):
-        a, b = set(got[t].tolist()), set(want[t].tolist())
-        if a == b:
-            continue
-        score = (torch.relu(q[t].double() @ keys.double().T) * w[t].double()[:, None]).sum(0)
-        last = min(float(score[p]) for p in b if p >= 0)
-        assert all(abs(float(score[p]) - last) < gap for p in a ^ b), (t, a ^ b)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("lengths", "queries"), [([700, 129, 64], [3, 1, 64]), ([1, 0, 2500], [1, 1, 5])])
-def test_indexer_at_real_head_shapes(dtype: torch.dtype, lengths: list[int], queries: list[int]) -> None:
-    batch = paged_batch(lengths, queries, block_size=128)
-    q, w = torch.randn(batch.num_tokens, 32, 128).to(dtype), torch.randn(batch.num_tokens, 32).to(dtype)
-    keys = [torch.randn(length, 128).to(dtype) for length in lengths]
-    arguments = q, batch.cache(keys), w, batch.paged, 96
-    got, want = li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments)
-    assert got.dtype is torch.int32 and torch.equal((got >= 0).sum(1), (want >= 0).sum(1))
-    start = 0
-    for length, count, k in zip(lengths, queries, keys, strict=True):
-        part = slice(start, start + count)
-        if length:
-            same_choice(got[part], want[part], q[part].float(), w[part].float(), k.float(), 1e-2)
-        start += count
+@pytest.mark.parametrize("op", ["lightning_indexer", "sparse_flash_attention"])
+def test_parity_at_real_head_shapes(op: str) -> None:
+    """bf16, fp32 and int8 caches; the parity suite runs only the instructions of this CPU."""
+    rows = list(parity(ops=(op, f"{op}_quant")))
+    assert rows and not [row for row in rows if not row.ok]
 
 
 @pytest.mark.parametrize("heads", [64, 16])
@@ -77,7 +53,7 @@ def test_indexer_passes_over_missing_blocks(heads: int) -> None:
     batch.block_table[0, [0, 5]] = -1
     q, w = torch.randint(-2, 3, (2, heads, 64)).bfloat16(), torch.randint(-2, 3, (2, heads)).float()
     cache = batch.cache([torch.randint(-2, 3, (400, 64)).bfloat16()])
-    got, want = (op.lightning_indexer(q, cache, w, batch.paged, 350) for op in (li_cpu, li))
+    got, want = (op.lightning_indexer(q, cache, w, batch.paged, 350) for op in (cpu, reference))
     assert torch.equal(got, want) and got.max() >= 192 and not ((got >= 0) & ((got < 32) | (got // 32 == 5))).any()
 
 
@@ -87,7 +63,7 @@ def test_indexer_orders_and_breaks_ties_as_the_reference() -> None:
     q, w = torch.randint(-2, 3, (45, 8, 32)).float(), torch.randint(-2, 3, (45, 8)).float()
     cache = batch.cache([torch.randint(-2, 3, (length, 32)).float() for length in (300, 40)])
     arguments = q, cache, w, batch.paged, 50
-    assert torch.equal(li_cpu.lightning_indexer(*arguments), li.lightning_indexer(*arguments))
+    assert torch.equal(cpu.lightning_indexer(*arguments), reference.lightning_indexer(*arguments))
 
 
 @kernel
@@ -107,60 +83,6 @@ def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
     assert out[1].tolist() == want + [-1] * (k - len(want)) and (out[0] == 7).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("round_probs", [False, True])
-@pytest.mark.parametrize("heads", [64, 12, 4, 3, 2, 1])
-def test_attention_at_real_head_shapes(dtype: torch.dtype, round_probs: bool, heads: int) -> None:
-    """Fewer, as many and more keys than a tile, an empty request, holes in the list, strided caches."""
-    batch = paged_batch([400, 64, 3, 0], [3, 1, 2, 1], block_size=128)
-    fused = batch.cache([torch.randn(n, 576).to(dtype) for n in (400, 64, 3, 0)])
-    selected = torch.stack([torch.randperm(420)[:200] for _ in range(7)]).to(torch.int32)
-    selected[1, 130:] = -1
-    arguments = (
-        torch.randn(7, heads, 512).to(dtype), torch.randn(7, heads, 64).to(dtype), fused[..., :512], fused[..., 512:],
-        selected, batch.paged, 0.0625, round_probs,
-    )  # fmt: skip
-    (got, got_lse), (want, want_lse) = (
-        sfa_cpu.sparse_flash_attention(*arguments),
-        sfa.sparse_flash_attention(*arguments),
-    )
-    assert got.dtype is dtype and got.isfinite().all()
-    # One ULP of the output; rounding unnormalised probabilities instead of normalised ones costs as much again.
-    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(got_lse, want_lse, atol=2e-5, rtol=1e-5)
-    assert (got[-1] == 0).all() and (got_lse[-1] == float("inf")).all()
-
-
-@pytest.mark.parametrize("round_probs", [False, True])
-def test_int8_caches_at_real_head_shapes(round_probs: bool) -> None:
-    """LI-C8 and SFA-C8: as the references, with a missing block and more keys than a tile."""
-    batch = paged_batch([400, 64, 3], [3, 1, 2], block_size=128)
-    batch.block_table[0, 1] = -1
-    lengths, quantized = (400, 64, 3), ops.quantize_indexer(torch.randn(6, 32, 128))
-    keys = [ops.quantize_indexer(torch.randn(n, 128)) for n in lengths]
-    cache, scales = batch.cache([k for k, _ in keys]), batch.cache([s[:, None] for _, s in keys])[..., 0]
-    arguments = quantized[0], cache, torch.randn(6, 32), quantized[1], scales, batch.paged, 96
-    got, want = (op.lightning_indexer_quant(*arguments) for op in (li_cpu, li))
-    for token, (request, _) in enumerate(batch.tokens()):
-        scaled = keys[request][0].float() * keys[request][1].float()[:, None]
-        q, w = (
-            quantized[0][token : token + 1].float(),
-            arguments[2][token : token + 1] * quantized[1][token : token + 1].float(),
-        )
-        same_choice(got[token : token + 1], want[token : token + 1], q, w, scaled, 1e-2)
-
-    rows = [ops.pack_latents(torch.randn(n, 512), torch.randn(n, 64).bfloat16()) for n in lengths]
-    selected = torch.stack([torch.randperm(420)[:200] for _ in range(6)]).to(torch.int32)
-    queries = torch.randn(6, 64, 512).bfloat16(), torch.randn(6, 64, 64).bfloat16()
-    (got, got_lse), (want, want_lse) = (
-        op.sparse_flash_attention_quant(*queries, batch.cache(rows), selected, batch.paged, 0.0625, round_probs)
-        for op in (sfa_cpu, sfa)
-    )
-    torch.testing.assert_close(got.float(), want.float(), atol=2e-2, rtol=2e-2)
-    torch.testing.assert_close(got_lse, want_lse, atol=2e-5, rtol=1e-5)
-
-
 def test_attention_survives_large_scores() -> None:
     """Online softmax: a later tile with far larger scores must wipe out what came before, not overflow."""
     batch = paged_batch([256], [1], block_size=128)
@@ -172,8 +94,8 @@ def test_attention_survives_large_scores() -> None:
         torch.arange(256, dtype=torch.int32)[None], batch.paged, 1.0,
     )  # fmt: skip
     (got, got_lse), (want, want_lse) = (
-        sfa_cpu.sparse_flash_attention(*arguments),
-        sfa.sparse_flash_attention(*arguments),
+        cpu.sparse_flash_attention(*arguments),
+        reference.sparse_flash_attention(*arguments),
     )
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(got_lse, want_lse, atol=1e-2, rtol=1e-5)
@@ -186,8 +108,8 @@ def test_threads_change_no_bit(threads: None) -> None:
     results = []
     for count in (1, 3):
         torch.set_num_threads(count)
-        selected = li_cpu.lightning_indexer(q, keys, w, batch.paged, 32)
-        results.append((selected, *sfa_cpu.sparse_flash_attention(
+        selected = cpu.lightning_indexer(q, keys, w, batch.paged, 32)
+        results.append((selected, *cpu.sparse_flash_attention(
             q, q[..., :16].contiguous(), keys, keys[..., :16], selected, batch.paged, 0.1
         )))  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -202,14 +124,14 @@ def test_what_is_no_number_comes_through(heads: int, where: str, bad: float, dty
     batch = paged_batch([200], [2], block_size=16)
     q, w, keys = torch.randn(2, 32, 128).to(dtype), torch.randn(2, 32).to(dtype), torch.randn(200, 128).to(dtype)
     (q[1, 3] if where == "query" else keys[70])[5] = bad
-    got, want = (op.lightning_indexer(q, batch.cache([keys]), w, batch.paged, 199) for op in (li_cpu, li))
+    got, want = (op.lightning_indexer(q, batch.cache([keys]), w, batch.paged, 199) for op in (cpu, reference))
     assert torch.equal(got.sort().values, want.sort().values)
 
     nope, pe, rows = (torch.randn(*size).to(dtype) for size in ((2, heads, 64), (2, heads, 32), (200, 96)))
     (pe[1, -1] if where == "query" else rows[70])[5] = bad
     cache = batch.cache([rows])
     arguments = nope, pe, cache[..., :64], cache[..., 64:], torch.arange(150).int().expand(2, -1), batch.paged, 0.1
-    (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (sfa_cpu, sfa))
+    (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (cpu, reference))
     assert not want.isfinite().all()
     torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2, equal_nan=True)
     assert torch.equal(got_lse.isfinite(), want_lse.isfinite())

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.compiled import gptq as cpu
-from glm5_kernels.gptq import reference
+from tests.ops.support.implementations import Implementation, cpu, reference
 
 
 def problem(n: int = 50, columns: int = 96, rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
@@ -44,7 +41,7 @@ def gptq(weight: torch.Tensor, scale: torch.Tensor, inputs: torch.Tensor, dampin
 
 @pytest.mark.parametrize(("n", "columns"), [(50, 96), (7, 33), (1, 8), (96, 96)])
 @pytest.mark.parametrize("module", [cpu, reference])
-def test_the_low_rank_form_is_gptq(module: ModuleType, n: int, columns: int) -> None:
+def test_the_low_rank_form_is_gptq(module: Implementation, n: int, columns: int) -> None:
     weight, scale, inputs, damping = problem(n, columns)
     factors = module.gptq_inverse_factors(inputs, damping)
     got, same_scale = module.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, 0, False)
@@ -104,7 +101,7 @@ def test_columns_are_rounded_in_the_order_given(columns: int, rows: int, passes:
 
 
 @pytest.mark.parametrize("module", [cpu, reference])
-def test_a_row_does_not_depend_on_the_others(module: ModuleType) -> None:
+def test_a_row_does_not_depend_on_the_others(module: Implementation) -> None:
     weight, scale, inputs, damping = problem(rows=48)
     factors = module.gptq_inverse_factors(inputs, damping)
     whole, scales = module.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, 1, True)
@@ -123,18 +120,3 @@ def test_rows_of_zeros_stay_zero() -> None:
         weight, scale, 7, identity(weight), inputs, ops.gptq_inverse_factors(inputs, damping), damping, 1, True
     )
     assert not q[3].any() and s[3] == 1
-
-
-def test_shapes_that_do_not_fit() -> None:
-    weight, scale, inputs, damping = problem()
-    factors = ops.gptq_inverse_factors(inputs, damping)
-    for wrong in ((weight[:, 1:], scale, inputs, factors), (weight, scale[1:], inputs, factors)):
-        with pytest.raises(ops.KernelInputError, match="shape"):
-            ops.gptq_round(wrong[0], wrong[1], 7, identity(wrong[0]), wrong[2], wrong[3], damping, 0, False)
-    with pytest.raises(ops.KernelInputError, match="shape"):
-        ops.gptq_round(weight, scale, 7, identity(weight), inputs, factors[:, 1:], damping, 0, False)
-    for order in (torch.zeros(96, dtype=torch.int64), torch.arange(96) + 1, torch.arange(96, dtype=torch.int32)):
-        with pytest.raises(ops.KernelInputError, match="every one of 96 columns once"):
-            ops.gptq_round(weight, scale, 7, order, inputs, factors, damping, 0, False)
-    with pytest.raises(ops.KernelInputError, match="damping > 0"):
-        ops.gptq_inverse_factors(inputs, 0.0)

@@ -41,5 +41,6 @@ def test_a_nan_is_not_hidden() -> None:
 def test_scale_back(dtype: torch.dtype, rows: int, static: bool) -> None:
     y = torch.randint(-(2**31), 2**31 - 1, (rows, 112), dtype=torch.int32)
     x_scale, scale = None if static else torch.rand(rows, 1), torch.rand(112) * 1e-3
-    got = int8_quantize.scale_back(y, x_scale, scale, dtype)
-    assert torch.equal(got, int8.scale_back(y, x_scale, scale, dtype)) and got.dtype == dtype
+    got = torch.empty(rows, 112, dtype=dtype)
+    int8_quantize.scale_back_to(got, y, x_scale, scale)
+    assert torch.equal(got, int8.scale_back(y, x_scale, scale, dtype))

@@ -69,12 +69,6 @@ def test_request_without_visible_positions_is_all_minus_one() -> None:
     assert out[0].tolist() == [-1] * 4 and sorted(out[1].tolist()) == [-1, 0, 1, 2]
 
 
-def test_request_without_query_tokens_is_skipped() -> None:
-    batch = paged_batch([5, 3], [0, 1])
-    out = run(batch, torch.randn(1, 16, 8), [torch.randn(5, 8), torch.randn(3, 8)], torch.rand(1, 16), 4)
-    assert out.shape == (1, 4) and sorted(out[0].tolist()) == [-1, 0, 1, 2]
-
-
 def test_missing_block_hides_its_positions() -> None:
     """A -1 inside the block table must not read block -1 (Python's last one)."""
     batch = paged_batch([12], [1])
@@ -97,25 +91,3 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(batch, q, keys, w, 7)
     monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 16 * 40 * 3)
     assert torch.equal(run(batch, q, keys, w, 7), whole)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_inputs_are_scored_in_fp32(dtype: torch.dtype) -> None:
-    batch = paged_batch([30], [4])
-    q, w, keys = torch.randn(4, 16, 8).to(dtype), torch.randn(4, 16).to(dtype), [torch.randn(30, 8).to(dtype)]
-    want = run(batch, q.float(), [keys[0].float()], w.float(), 6)
-    assert torch.equal(run(batch, q, keys, w, 6), want)
-
-
-def test_shapes_are_checked() -> None:
-    batch = paged_batch([4], [1])
-    cache = torch.zeros(batch.num_blocks, 4, 8)
-    with pytest.raises(ops.KernelInputError, match="weights has shape"):
-        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 3), batch.paged, 2)
-    for heads, dim in ((0, 8), (4, 0)):
-        with pytest.raises(ops.KernelInputError, match="at least one head and one dim"):
-            ops.lightning_indexer(torch.zeros(1, heads, dim), cache, torch.zeros(1, heads), batch.paged, 2)
-    with pytest.raises(ops.KernelInputError, match="topk is 0"):
-        ops.lightning_indexer(torch.zeros(1, 4, 8), cache, torch.zeros(1, 4), batch.paged, 0)
-    with pytest.raises(ops.KernelInputError, match="query_start_loc"):
-        ops.lightning_indexer(torch.zeros(2, 4, 8), cache, torch.zeros(2, 4), batch.paged, 2)

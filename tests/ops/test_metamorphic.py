@@ -92,15 +92,6 @@ def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
 
 
 @quick
-@given(requests, st.sampled_from([0.25, 2.0, 1024.0]))
-def test_scaling_the_weights_changes_no_choice(sizes: list[tuple[int, int]], factor: float) -> None:
-    step = Step(batch_of(sizes))
-    want = step.run()
-    step.w = step.w * factor
-    assert equal(step.run(), want)
-
-
-@quick
 @given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_the_future_does_not_matter(sizes: tuple[int, int]) -> None:
     length, seen = sizes

@@ -122,42 +122,7 @@ def test_eps_is_used_in_both_norms(eps: float) -> None:
     torch.testing.assert_close(case.ckv.view(12, -1)[case.slots], case.expected()["ckv"], atol=1e-5, rtol=1e-5)
 
 
-def test_only_the_mapped_rows_are_written_and_negative_slots_are_skipped() -> None:
-    case = Case(ops.NO_QUANT, ops.NO_QUANT)
-    case.slots = torch.tensor([6, -1, 11, -1, 5])
-    outputs = case.run()
-    written = {row for row in range(12) if bool((case.ckv.view(12, -1)[row] != 7).any())}
-    assert written == {row for row in range(12) if bool((case.kpe.view(12, -1)[row] != 7).any())} == {5, 6, 11}
-    assert all(bool(torch.isfinite(t).all()) for t in outputs)
-
-
-def test_both_caches_may_be_views_of_one_fused_cache() -> None:
-    case = Case(ops.NO_QUANT, ops.NO_QUANT)
-    case.run()
-    fused = torch.full((3, 4, KV_LORA + ROPE), 7.0)
-    case.run(ckv=fused[..., :KV_LORA], kpe=fused[..., KV_LORA:])
-    assert torch.equal(fused, torch.cat([case.ckv, case.kpe], -1))
-
-
-def test_one_token_equals_the_same_token_in_a_batch() -> None:
-    case = Case(ops.PER_TOKEN, ops.PER_TOKEN)
-    whole = case.run()
-    one = case.run(x=case.x[2:3], cos=case.cos[2:3], sin=case.sin[2:3], slots=case.slots[2:3])
-    for a, b in zip(one, whole, strict=True):
-        torch.testing.assert_close(a, b[2:3], atol=1e-6, rtol=1e-6)
-
-
 def test_no_tokens() -> None:
     case = Case(ops.PER_TENSOR, ops.PER_TOKEN)
     ql, q_pe, q_c = case.run(x=case.x[:0], cos=case.cos[:0], sin=case.sin[:0], slots=case.slots[:0])
     assert (ql.shape, q_pe.shape, q_c.shape) == ((0, HEADS, KV_LORA), (0, HEADS, ROPE), (0, Q_LORA))
-
-
-def test_wrong_shapes_and_slots_are_refused() -> None:
-    case = Case(ops.NO_QUANT, ops.NO_QUANT)
-    with pytest.raises(ops.KernelInputError, match="slot 12 is outside"):
-        case.run(slots=torch.tensor([12, 0, 0, 0, 0]))
-    with pytest.raises(ops.KernelInputError, match=r"q_b\.weight has shape"):
-        case.run(q_b=linear(7, Q_LORA, ops.NO_QUANT))
-    with pytest.raises(ops.KernelInputError, match="cos has shape"):
-        case.run(cos=case.cos[:, :1])

@@ -130,22 +130,3 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 5 * (RANK + ROPE) * 4)
     for a, b in zip(case.run(selected), whole, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("round_probs", [False, True])
-def test_bf16(round_probs: bool) -> None:
-    """bf16 has 8 significant bits: out may differ by 2 ULP (2 * 2^-8) near 1, lse (fp32) by far less."""
-    case = Case([64], [8], torch.bfloat16)
-    selected = [torch.randperm(visible)[:32].tolist() for _, visible in case.batch.tokens()]
-    out, lse = case.run(indices(selected, 32), round_probs=round_probs)
-    want, want_lse = case.expected(selected)
-    assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
-    torch.testing.assert_close(out.double(), want, atol=2 * 2**-8, rtol=2 * 2**-8)
-    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
-
-
-def test_shapes_are_checked() -> None:
-    case = Case([4], [1])
-    case.qr = case.qr[:, :2]
-    with pytest.raises(ops.KernelInputError, match="q_pe has shape"):
-        case.run(indices([[0]], 1))

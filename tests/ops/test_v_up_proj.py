@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.errors import KernelInputError
 from glm5_kernels.registry import load
 
 
@@ -33,10 +32,3 @@ def test_strided_operands() -> None:
     latent, w_uv = torch.randn(9, 4, 64, 2)[..., 0], torch.randn(64, 4, 32).transpose(0, 1)
     want = torch.einsum("thr,hrv->thv", latent, w_uv).flatten(1)
     torch.testing.assert_close(ops.v_up_proj(latent, w_uv), want, rtol=1e-4, atol=1e-4)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    latent, w_uv = torch.zeros(2, 3, 8), torch.zeros(3, 8, 4)
-    for bad in (w_uv[:2], w_uv[:, :7], w_uv[0], w_uv.bfloat16(), w_uv.int()):
-        with pytest.raises(KernelInputError, match="w_uv"):
-            ops.v_up_proj(latent, bad)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
-from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.paged_cache import PagedBatch
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 
 
-def lightning_indexer(
-    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
-) -> torch.Tensor:
-    """Run `glm5_kernels.lightning_indexer` in bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
-    check(q, k_cache, weights, batch, topk)
+def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
+    """Run the indexer in bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
+    q, k_cache, weights, batch, topk = operands
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
     positions, _ = operator("npu", "npu_lightning_indexer")(
@@ -26,18 +23,9 @@ def lightning_indexer(
     return _rows(positions)
 
 
-def lightning_indexer_quant(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    q_scale: torch.Tensor,
-    k_scale_cache: torch.Tensor,
-    batch: PagedBatch,
-    topk: int,
-) -> torch.Tensor:
+def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
     """Run the indexer on int8 keys; weights and scales become fp16."""
-    check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, batch, topk)
+    q, k_cache, weights, q_scale, k_scale_cache, batch, topk = operands
     _support(q, k_cache, topk)
     positions = operator("_C_ascend", "npu_lightning_indexer_quant")(
         q.contiguous(),

@@ -11,44 +11,36 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.ascend.mla_prolog import interleaved, mla_prolog
-from glm5_kernels.ascend.operators import HALF, PAGE, operator, support
+from glm5_kernels.ascend.operators import HALF, PAGE, in_nz, operator, support
 from glm5_kernels.int8 import PER_TENSOR, LinearWeights
-from glm5_kernels.mla_preprocess.reference import check
+from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import write_rows
 
 #: Fixed in the kernel.
 EPS = 1e-6
 TOKENS = 1024
-_FRACTAL_NZ = 29  # torch_npu's number of the format
 
 
-def mla_preprocess(
-    hidden_states: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    qkv_a: LinearWeights,
-    q_b: LinearWeights,
-    w_uk_t: torch.Tensor,
-    q_a_gamma: torch.Tensor,
-    kv_a_gamma: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run MLA preprocess (`glm5_kernels.mla_preprocess`) for static W8A8, at most 1024 tokens and an eps of 1e-6.
+def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run MLA preprocess for static W8A8, at most 1024 tokens and an eps of 1e-6.
 
     Both linears have one quant mode; `mla_prolog` runs the modes other than static W8A8.
     """
-    operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache
-    check(*operands)
+    hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, *caches, eps = operands
     same_mode = qkv_a.quant_mode == q_b.quant_mode
     support(same_mode, f"takes one quant mode for both linears, got {qkv_a.quant_mode} and {q_b.quant_mode}")
     if qkv_a.quant_mode != PER_TENSOR:
-        return mla_prolog(*operands, eps)
-    tokens, (heads, nope, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
-    dtype, new = hidden_states.dtype, hidden_states.new_empty
-    _check_supported(hidden_states, eps)
+        return mla_prolog(operands)
+    (ckv_cache, kpe_cache), new = caches, hidden_states.new_empty
+    tokens, (heads, nope, rank), rope, dtype = (
+        len(hidden_states),
+        w_uk_t.shape,
+        kpe_cache.shape[-1],
+        hidden_states.dtype,
+    )
+    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
+    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
+    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
     # A small cache of its own: the caller's may be a view, and holds rotated keys in the contract's order.
     pages = -(-tokens // PAGE)
     latents, rotated = new(pages, PAGE, 1, rank), new(pages, PAGE, 1, rope)
@@ -83,13 +75,6 @@ def mla_preprocess(
     return ql_nope, interleaved(q_pe), q_c
 
 
-def _check_supported(hidden_states: torch.Tensor, eps: float) -> None:
-    dtype, tokens = hidden_states.dtype, len(hidden_states)
-    support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
-    support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
-    support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
-
-
 def _qkv_a_order(q_lora: int, rank: int, rope: int) -> torch.Tensor:
     """Rows of qkv_a (q | kv | k_pe) in the kernel's order: kv | even rows of k_pe | odd rows of k_pe | q."""
     rows = torch.arange(q_lora + rank + rope)
@@ -109,9 +94,7 @@ def _weights(w: LinearWeights, order: torch.Tensor) -> tuple[torch.Tensor, torch
     rows, columns = w.weight.shape
     support(rows % 16 == 0 and columns % 32 == 0, f"takes weights of 16 x 32 blocks, got {[rows, columns]}")
     weight = w.weight[order].view(rows, columns // 32, 32).transpose(0, 1)[None].contiguous()
-    if weight.device.type == "npu":
-        weight = operator("npu", "npu_format_cast")(weight, _FRACTAL_NZ)
-    return weight, None if w.scale is None else w.scale[order].float()
+    return in_nz(weight), None if w.scale is None else w.scale[order].float()
 
 
 def _activation_arguments(

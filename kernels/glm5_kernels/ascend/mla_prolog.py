@@ -13,30 +13,19 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.ascend.operators import PAGE, operator, support
+from glm5_kernels.ascend.operators import PAGE, in_nz, operator, support
 from glm5_kernels.int8 import NO_QUANT, LinearWeights, quantize_per_token
+from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import write_rows
 
-_FRACTAL_NZ = 29  # torch_npu's number of the format
 _INT8_WEIGHTS = 2  # weight_quant_mode
 
 
-def mla_prolog(
-    hidden_states: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    qkv_a: LinearWeights,
-    q_b: LinearWeights,
-    w_uk_t: torch.Tensor,
-    q_a_gamma: torch.Tensor,
-    kv_a_gamma: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run MLA preprocess for bf16 activations, both linears W8A8_DYNAMIC or both unquantized; arguments are checked."""
-    tokens, (_, _, rank), rope = len(hidden_states), w_uk_t.shape, kpe_cache.shape[-1]
+def mla_prolog(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run MLA preprocess for bf16 activations, both linears W8A8_DYNAMIC or both unquantized."""
+    hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, *caches, eps = operands
+    (ckv_cache, kpe_cache), tokens, rank = caches, len(hidden_states), w_uk_t.shape[2]
+    rope = kpe_cache.shape[-1]
     dtype, like = hidden_states.dtype, hidden_states.new_empty
     support(dtype == torch.bfloat16, f"takes bf16 with {qkv_a.quant_mode}, got {dtype}")
     support(tokens > 0, "takes at least one token")
@@ -46,10 +35,10 @@ def mla_prolog(
     x, scales = _quantized(hidden_states, qkv_a, q_b, len(q_a_gamma))
     ql_nope, q_pe, _, q_c, q_c_scale = operator("npu", "npu_mla_prolog_v3")(
         x,
-        _matrix(qkv_a.weight[: len(q_a_gamma)]),
-        _matrix(q_b.weight),
+        in_nz(qkv_a.weight[: len(q_a_gamma)].t().contiguous()),
+        in_nz(q_b.weight.t().contiguous()),
         w_uk_t.to(dtype).contiguous(),
-        _matrix(qkv_a.weight[len(q_a_gamma) :]),
+        in_nz(qkv_a.weight[len(q_a_gamma) :].t().contiguous()),
         q_a_gamma.to(dtype),
         kv_a_gamma.to(dtype),
         _angles(sin, dtype),
@@ -90,15 +79,6 @@ def _quantized(
         "dequant_scale_w_dkv_kr": rows[:, q_lora:].contiguous(),
         "dequant_scale_w_uq_qr": second,
     }
-
-
-def _matrix(weight: torch.Tensor) -> torch.Tensor:
-    """weight [N, K] as [K, N] in NZ format on an NPU."""
-    transposed = weight.t().contiguous()
-    if transposed.device.type != "npu":
-        return transposed
-    cast: torch.Tensor = operator("npu", "npu_format_cast")(transposed, _FRACTAL_NZ)
-    return cast
 
 
 def _angles(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

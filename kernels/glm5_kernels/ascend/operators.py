@@ -17,6 +17,7 @@ from glm5_kernels.errors import KernelUnavailableError, require_supported
 from glm5_kernels.paged_cache import PagedBatch
 
 HALF = (torch.bfloat16, torch.float16)
+_FRACTAL_NZ = 29  # torch_npu's number of the format
 #: A page size that all operators take.
 PAGE = 128
 
@@ -42,6 +43,14 @@ def operator(namespace: str, name: str) -> Callable[..., Any]:
             package = "this build of vllm-ascend lacks its compiled operators"
         raise KernelUnavailableError(f"{namespace}::{name} is not registered: {package}")
     return function
+
+
+def in_nz(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix in NZ format on an NPU."""
+    if matrix.device.type != "npu":
+        return matrix
+    cast: torch.Tensor = operator("npu", "npu_format_cast")(matrix, _FRACTAL_NZ)
+    return cast
 
 
 #: `support(fits, complaint)` raises `UnsupportedVariantError` unless `fits`.

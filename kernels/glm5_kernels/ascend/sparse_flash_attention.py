@@ -5,22 +5,12 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
-from glm5_kernels.paged_cache import PagedBatch
-from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed
+from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant
 
 
-def sparse_flash_attention(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `glm5_kernels.sparse_flash_attention` with round_probs, contiguous caches and no holes in the block table."""
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
+def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run attention with round_probs, contiguous caches and no holes in the block table."""
+    ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs = operands
     _support(ql_nope, q_pe, round_probs)
     support_pages(ckv_cache, kpe_cache)
     keys = ckv_cache[:, :, None]
@@ -40,17 +30,9 @@ def sparse_flash_attention(
     return out, _lse(peak, total)
 
 
-def sparse_flash_attention_quant(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
     """Run attention on packed int8 rows with round_probs and no holes in the block table."""
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
+    ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs = operands
     _support(ql_nope, q_pe, round_probs)
     support_pages(kv_cache)
     rows = kv_cache[:, :, None]

@@ -11,12 +11,10 @@ import sys
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from glm5_kernels.compiled.processor import features
-from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, i64_const, intrinsic
 
 #: Rows of a tile, and columns of 32 bits: fp32 or two bf16.
 TILE = 16
@@ -46,29 +44,21 @@ def fits(*sizes: int) -> bool:
     return not any(size % SIDE for size in sizes)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def configure(_: Any) -> Any:
+@intrinsic()
+def configure(v: Lanes) -> None:
     """Configure eight registers of 16 rows of 64 bytes for this thread, until `release`."""
-
-    def generate(builder: Any, _: Any) -> None:
-        if not AMX:
-            return
-        shape = [1, 0] + [0] * 14 + [64, 0] * 8 + [0] * 16 + [TILE] * 8 + [0] * 8  # palette 1; bytes of rows; rows
-        config = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(I8, 64), shape))
-        _call(builder, "ldtilecfg", builder.bitcast(config, I8.as_pointer()))
-
-    return types.void(), returns_void(generate)
+    if not AMX:
+        return
+    shape = [1, 0] + [0] * 14 + [64, 0] * 8 + [0] * 16 + [TILE] * 8 + [0] * 8  # palette 1; bytes of rows; rows
+    config = cgutils.alloca_once_value(v.builder, ir.Constant(ir.ArrayType(I8, 64), shape))
+    _call(v.builder, "ldtilecfg", v.builder.bitcast(config, I8.as_pointer()))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def release(_: Any) -> Any:
+@intrinsic()
+def release(v: Lanes) -> None:
     """Clear the registers and their shape, as other code expects them."""
-
-    def generate(builder: Any, _: Any) -> None:
-        if AMX:
-            _call(builder, "tilerelease")
-
-    return types.void(), returns_void(generate)
+    if AMX:
+        _call(v.builder, "tilerelease")
 
 
 class LeftAt(NamedTuple):
@@ -111,12 +101,9 @@ def product_with(code: Any) -> Any:
     Of each step of bf16 the even columns' products are added in order, and the odd ones'; then both to the sum before.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def multiply(_: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> Any:
-        def generate(builder: Any, arguments: Any) -> None:
-            code(builder, *arguments).generate()
-
-        return types.void(left, right, out, int64, int64), returns_void(generate)
+    @intrinsic(left=None, right=None, out=None)
+    def multiply(v: Lanes, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
+        code(v, left, right, out, steps, fresh).generate()
 
     return multiply
 
@@ -124,7 +111,9 @@ def product_with(code: Any) -> Any:
 class _Emitted:
     """The operands of a product while its code is generated."""
 
-    def __init__(self, builder: Any, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
+    def __init__(self, v: Lanes, left: Any, right: Any, out: Any, steps: Any, fresh: Any) -> None:
+        builder = v.builder
+
         def fields(value: Any, count: int) -> list[Any]:
             return [builder.extract_value(value, number) for number in range(count)]
 
@@ -134,7 +123,7 @@ class _Emitted:
         self.right = start, builder.add(start, apart)
         start, self.out_pitch, down = fields(out, len(OutAt._fields))
         self.out = [[row, builder.add(row, i64_const(4 * TILE))] for row in (start, builder.add(start, down))]
-        self.builder, self.steps = builder, steps
+        self.v, self.builder, self.steps = v, builder, steps
         self.is_fresh = builder.icmp_signed("!=", fresh, i64_const(0))
 
     def at(self, start: Any, number: Any, distance: Any) -> Any:
@@ -157,10 +146,10 @@ class Bf16Tiles(_Emitted):
             with more:
                 for number, address in tiles:
                     self._load(number, address, self.out_pitch)
-        with for_range(builder, self.steps) as step:
+        with self.v.loop(self.steps) as step:
             for number, start in zip(_RIGHT, self.right, strict=True):
                 self._load(number, self.at(start, step, self.right_step), self.right_pitch)
-            with for_range(builder, self.parts) as part:
+            with self.v.loop(self.parts) as part:
                 for number, start in zip(_LEFT, self.left, strict=True):
                     begin = self.at(start, step, i64_const(4 * TILE))
                     self._load(number, self.at(begin, part, self.part), self.left_pitch)
@@ -187,24 +176,25 @@ class Bf16Vectors(_Emitted):
     """bf16 by vectors, for tests on other CPUs."""
 
     def generate(self) -> None:
-        builder, v = self.builder, Lanes(self.builder)
+        builder, v = self.builder, self.v
         total = v.variable(0.0)
         for i, j in ((i, j) for i in range(2) for j in range(2)):
-            with for_range(builder, i64_const(TILE)) as row:
+            with v.loop(i64_const(TILE)) as row:
                 out = self.at(self.out[i][j], row, self.out_pitch)
                 builder.store(v.constant(0.0), total)
                 with builder.if_then(builder.not_(self.is_fresh)):
                     builder.store(v.load(out, i64_const(0)), total)
-                with for_range(builder, self.steps) as step, for_range(builder, self.parts) as part:
+                with v.loop(self.steps) as step, v.loop(self.parts) as part:
                     left = self.at(self.at(self.left[i], row, self.left_pitch), step, i64_const(4 * TILE))
                     right = self.at(self.right[j], step, self.right_step)
-                    self._add_step(v, self.at(left, part, self.part), right, total)
+                    self._add_step(self.at(left, part, self.part), right, total)
                 v.store(builder.load(total), out, i64_const(0))
 
-    def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
+    def _add_step(self, left: Any, right: Any, total: Any) -> None:
         """total += a row of the left side's tile times the right side's."""
-        builder, even, odd = self.builder, v.variable(0.0), v.variable(0.0)
-        with for_range(builder, i64_const(TILE)) as pair:
+        builder, v = self.builder, self.v
+        even, odd = v.variable(0.0), v.variable(0.0)
+        with v.loop(i64_const(TILE)) as pair:
             a, b = v.broadcast(v.load_scalar(left, pair)), v.load(self.at(right, pair, self.right_pitch), i64_const(0))
             for which, x, y in zip((odd, even), v.halves(a), v.halves(b), strict=True):
                 builder.store(v.call("fma", x, y, builder.load(which)), which)
@@ -215,9 +205,9 @@ class Bf16Vectors(_Emitted):
 class Int8Vectors(Bf16Vectors):
     """int8 by vectors, for tests on other CPUs."""
 
-    def _add_step(self, v: Lanes, left: Any, right: Any, total: Any) -> None:
-        builder, words = self.builder, ir.VectorType(I32, WIDTH)
-        with for_range(builder, i64_const(TILE)) as four:
+    def _add_step(self, left: Any, right: Any, total: Any) -> None:
+        builder, v, words = self.builder, self.v, ir.VectorType(I32, WIDTH)
+        with v.loop(i64_const(TILE)) as four:
             a, b = v.broadcast(v.load_scalar(left, four)), v.load(self.at(right, four, self.right_pitch), i64_const(0))
             sums = builder.bitcast(builder.load(total), words)
             for shift in (24, 16, 8, 0):

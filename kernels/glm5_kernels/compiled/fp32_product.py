@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from numba import int64, types
-from numba.extending import intrinsic
 
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.processor import features
@@ -27,9 +25,8 @@ from glm5_kernels.compiled.simd import (
     WIDTH,
     Lanes,
     aligned_fp32,
-    for_range,
     i64_const,
-    returns_void,
+    intrinsic,
 )
 from glm5_kernels.compiled.threads import run_ranges
 
@@ -57,26 +54,22 @@ def _accumulates(add: Callable[..., Any], blocks: tuple[int, ...]) -> Any:
     32 bits) int64; heads a multiple of FEWER, of which `blocks` multiply the matrix at a time; depth of UNROLLED.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic()
     def accumulate(
-        _: Any, matrix: Any, matrix_pitch: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any,
+        v: Lanes, matrix: Any, matrix_pitch: Any, left: Any, left_pitch: Any, heads: Any, depth: Any, out: Any,
         out_pitch: Any,
-    ) -> Any:  # fmt: skip
-        def generate(builder: Any, arguments: Any) -> None:
-            matrix, matrix_pitch, left, left_pitch, heads, depth, out, out_pitch = arguments
-            v = Lanes(builder)
-            operands = (matrix, matrix_pitch), (left, left_pitch), (out, out_pitch)
-            done = i64_const(0)
-            for count in blocks[:-1]:
-                number = _blocks(builder, builder.sub(heads, done), count)
-                with for_range(builder, number) as block:
-                    first = builder.add(done, builder.mul(block, i64_const(count)))
-                    _add_block(v, add, first, count, depth, *operands)
-                done = builder.add(done, builder.mul(number, i64_const(count)))
-            with builder.if_then(builder.icmp_signed("<", done, heads), likely=False):
-                _add_block(v, add, done, blocks[-1], depth, *operands)
-
-        return types.void(*[int64] * 8), returns_void(generate)
+    ) -> None:  # fmt: skip
+        builder = v.builder
+        operands = (matrix, matrix_pitch), (left, left_pitch), (out, out_pitch)
+        done = i64_const(0)
+        for count in blocks[:-1]:
+            number = _blocks(builder, builder.sub(heads, done), count)
+            with v.loop(number) as block:
+                first = builder.add(done, builder.mul(block, i64_const(count)))
+                _add_block(v, add, first, count, depth, *operands)
+            done = builder.add(done, builder.mul(number, i64_const(count)))
+        with builder.if_then(builder.icmp_signed("<", done, heads), likely=False):
+            _add_block(v, add, done, blocks[-1], depth, *operands)
 
     return accumulate
 
@@ -100,7 +93,7 @@ def _add_block(
     targets = [target for pair in zip(sums, offsets, strict=True) for target in zip(*pair, strict=True)]
     for total, start in targets:
         builder.store(v.load(out[0], start), total)
-    with for_range(builder, builder.sdiv(depth, i64_const(_TERMS))) as part:
+    with v.loop(builder.sdiv(depth, i64_const(_TERMS))) as part:
         for term in range(_TERMS):
             k = builder.add(builder.mul(part, i64_const(_TERMS)), i64_const(term))
             start = builder.mul(k, matrix[1])

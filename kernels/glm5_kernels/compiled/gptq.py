@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import float32, int64, types
-from numba.extending import intrinsic
+from numba import float32
 from numpy.typing import NDArray
 
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
-from glm5_kernels.gptq.reference import check, gptq_inverse_factors
+from glm5_kernels.compiled.simd import WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.gptq import GptqRound
+from glm5_kernels.gptq.reference import gptq_inverse_factors
 
 __all__ = ["gptq_inverse_factors", "gptq_round"]
 
@@ -53,19 +53,8 @@ class RowBlock(NamedTuple):
     scale: Floats
 
 
-def gptq_round(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    largest: int,
-    perm: torch.Tensor,
-    inputs: torch.Tensor,
-    hinv_factors: torch.Tensor,
-    damping: float,
-    passes: int,
-    refit: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring."""
-    check(weight, scale, perm, inputs, hinv_factors)
+def gptq_round(operands: GptqRound) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, scale, largest, perm, inputs, hinv_factors, damping, passes, refit = operands
     x, hinv = _grouped(inputs), _grouped(hinv_factors)
     coupling = hinv.mT @ x
     gram = x.mT @ x if passes else coupling  # only the descent reads it
@@ -85,69 +74,54 @@ def _grouped(rows: torch.Tensor) -> torch.Tensor:
     return filled.view(-1, GROUP, rows.shape[1]).mT.contiguous()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _dots(_: Any, carried: Any, group: Any, n: Any, out: Any) -> Any:
+@intrinsic()
+def _dots(v: Lanes, carried: Any, group: Any, n: Any, out: Any) -> None:
     """out[c, lane] = sum over i of carried[i, lane] * group[i, c]; all are addresses."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        carried, group, n, out = arguments
-        v = Lanes(builder)
-        sums = [v.variable(0.0) for _ in range(GROUP)]
-        with for_range(builder, n) as i:
-            row, first = v.load(carried, builder.mul(i, i64_const(WIDTH))), builder.mul(i, i64_const(GROUP))
-            for column, total in enumerate(sums):
-                factor = v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column))))
-                builder.store(v.call("fmuladd", row, factor, builder.load(total)), total)
+    builder = v.builder
+    sums = [v.variable(0.0) for _ in range(GROUP)]
+    with v.loop(n) as i:
+        row, first = v.load(carried, builder.mul(i, i64_const(WIDTH))), builder.mul(i, i64_const(GROUP))
         for column, total in enumerate(sums):
-            v.store(builder.load(total), out, i64_const(WIDTH * column))
+            factor = v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column))))
+            builder.store(v.call("fmuladd", row, factor, builder.load(total)), total)
+    for column, total in enumerate(sums):
+        v.store(builder.load(total), out, i64_const(WIDTH * column))
 
-    return types.void(int64, int64, int64, int64), returns_void(generate)
 
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _add(_: Any, carried: Any, group: Any, n: Any, factors: Any) -> Any:
+@intrinsic()
+def _add(v: Lanes, carried: Any, group: Any, n: Any, factors: Any) -> None:
     """carried[i, lane] += sum over c of group[i, c] * factors[c, lane], c in order; all are addresses."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        carried, group, n, factors = arguments
-        v = Lanes(builder)
-        columns = [v.load(factors, i64_const(WIDTH * column)) for column in range(GROUP)]
-        with for_range(builder, n) as i:
-            row, first = builder.mul(i, i64_const(WIDTH)), builder.mul(i, i64_const(GROUP))
-            total = v.load(carried, row)
-            for column, factor in enumerate(columns):
-                x = v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column))))
-                total = v.call("fmuladd", factor, x, total)
-            v.store(total, carried, row)
-
-    return types.void(int64, int64, int64, int64), returns_void(generate)
+    builder = v.builder
+    columns = [v.load(factors, i64_const(WIDTH * column)) for column in range(GROUP)]
+    with v.loop(n) as i:
+        row, first = builder.mul(i, i64_const(WIDTH)), builder.mul(i, i64_const(GROUP))
+        total = v.load(carried, row)
+        for column, factor in enumerate(columns):
+            x = v.broadcast(v.load_scalar(group, builder.add(first, i64_const(column))))
+            total = v.call("fmuladd", factor, x, total)
+        v.store(total, carried, row)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic(low=float32, high=float32)
 def _round_group(
-    _: Any, w: Any, compensation: Any, coupling: Any, scale: Any, low: Any, high: Any, q: Any, errors: Any
-) -> Any:
+    v: Lanes, w: Any, compensation: Any, coupling: Any, scale: Any, low: Any, high: Any, q: Any, errors: Any
+) -> None:
     """Integers q and errors of a group's columns, each with the compensation of the columns before it; addresses."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        w, compensation, coupling, scale, low, high, q, errors = arguments
-        v = Lanes(builder)
-        step, least, most = v.load(scale, i64_const(0)), v.broadcast(low), v.broadcast(high)
-        column_errors: list[Any] = []
-        for column in range(GROUP):
-            offset = i64_const(WIDTH * column)
-            value = builder.fadd(v.load(w, offset), v.load(compensation, offset))
-            for before, error in enumerate(column_errors):
-                factor = v.broadcast(v.load_scalar(coupling, i64_const(GROUP * before + column)))
-                value = builder.fadd(value, builder.fmul(error, factor))
-            whole = v.call("rint", builder.fdiv(value, step))
-            whole = v.call("minnum", v.call("maxnum", whole, least), most)
-            column_errors.append(builder.fsub(value, builder.fmul(whole, step)))
-            v.store(whole, q, offset)
-        for column, error in enumerate(column_errors):
-            v.store(error, errors, i64_const(WIDTH * column))
-
-    return types.void(int64, int64, int64, int64, float32, float32, int64, int64), returns_void(generate)
+    builder = v.builder
+    step, least, most = v.load(scale, i64_const(0)), v.broadcast(low), v.broadcast(high)
+    column_errors: list[Any] = []
+    for column in range(GROUP):
+        offset = i64_const(WIDTH * column)
+        value = builder.fadd(v.load(w, offset), v.load(compensation, offset))
+        for before, error in enumerate(column_errors):
+            factor = v.broadcast(v.load_scalar(coupling, i64_const(GROUP * before + column)))
+            value = builder.fadd(value, builder.fmul(error, factor))
+        whole = v.call("rint", builder.fdiv(value, step))
+        whole = v.call("minnum", v.call("maxnum", whole, least), most)
+        column_errors.append(builder.fsub(value, builder.fmul(whole, step)))
+        v.store(whole, q, offset)
+    for column, error in enumerate(column_errors):
+        v.store(error, errors, i64_const(WIDTH * column))
 
 
 @inner
@@ -235,23 +209,16 @@ def _improve(block: RowBlock, low: Any, high: Any, groups: Groups, passes: Any, 
 
 
 @inner
-def _load(weight: Floats, start: Any, stop: Any, perm: NDArray[np.int64], w: Floats) -> None:
-    """w [blocks, K, WIDTH] <- rows start..stop of the weight [N, K], permuted and transposed."""
+def _copy(rows: Floats, start: Any, stop: Any, perm: NDArray[np.int64], blocks: Floats, back: Any) -> None:
+    """blocks [B, K, WIDTH] <- rows start..stop of [N, K], permuted and transposed; or `back` from there to the rows."""
     for first in range(0, len(perm), TILE):
         for row in range(start, stop):
             block, lane = divmod(row - start, WIDTH)
             for k in range(first, min(first + TILE, len(perm))):
-                w[block, k, lane] = weight[row, perm[k]]
-
-
-@inner
-def _store(q: Floats, start: Any, stop: Any, perm: NDArray[np.int64], out: Floats) -> None:
-    """Rows start..stop of out [N, K] <- q [blocks, K, WIDTH]: the inverse of `_load`."""
-    for first in range(0, len(perm), TILE):
-        for row in range(start, stop):
-            block, lane = divmod(row - start, WIDTH)
-            for k in range(first, min(first + TILE, len(perm))):
-                out[row, perm[k]] = q[block, k, lane]
+                if back:
+                    rows[row, perm[k]] = blocks[block, k, lane]
+                else:
+                    blocks[block, k, lane] = rows[row, perm[k]]
 
 
 @kernel
@@ -266,11 +233,11 @@ def _round(weight: Floats, scale: Floats, largest: Any, groups: Groups, passes: 
         stop = min(start + blocks * WIDTH, rows)
         for row in range(start, stop):
             lane_scale[(row - start) // WIDTH, (row - start) % WIDTH] = scale[row, 0]
-        _load(weight, start, stop, groups.perm, w)
+        _copy(weight, start, stop, groups.perm, w, False)
         count = -(-(stop - start) // WIDTH)
         _first_pass(w[:count], q, lane_scale, low, high, groups, carried)
         for block in range(count if passes > 0 else 0):
             _improve(RowBlock(w[block], q[block], lane_scale[block]), low, high, groups, passes, refit)
         for row in range(start, stop):
             scale[row, 0] = lane_scale[(row - start) // WIDTH, (row - start) % WIDTH]
-        _store(q, start, stop, groups.perm, out)
+        _copy(out, start, stop, groups.perm, q, True)

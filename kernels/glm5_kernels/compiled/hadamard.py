@@ -11,108 +11,80 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import types
-from numba.extending import intrinsic
 
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.simd import WIDTH, Lanes, for_range, i64_const, returns_void
-from glm5_kernels.hadamard import reference
+from glm5_kernels.compiled.simd import WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.hadamard import Hadamard, core_order, reference
 
 #: Columns worked on side by side: whole cache lines are read, and n of them stay in the second-level cache.
 PANEL = 32
 
 
-def hadamard(x: torch.Tensor, weight: torch.Tensor, dim: int = 1) -> torch.Tensor:
-    """See the package docstring."""
-    n = reference.checked_size(x, weight, dim)
-    core = reference.core(n)
+def hadamard(operands: Hadamard) -> torch.Tensor:
+    x, weight, dim = operands
+    n = len(weight)
+    core = core_order(n)
     if (dim == 1 and n // core < WIDTH) or (dim == 0 and x.shape[1] % WIDTH) or x.stride(1) != 1:
-        return reference.hadamard(x, weight, dim)
+        return reference.hadamard(operands)
     matrix = reference.core_matrix(core).T.contiguous().numpy()
     scaled = (weight.float() / n**0.5).contiguous().numpy()
     (_rows if dim == 1 else _columns)(x.data_ptr(), *x.shape, x.stride(0), scaled, core, matrix)
     return x
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _lanes(_: Any, address: Any, weight: Any, groups: Any) -> Any:
+@intrinsic()
+def _lanes(v: Lanes, address: Any, weight: Any, groups: Any) -> None:
     """Multiply by `weight` and transform every sixteen neighbours among themselves."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        address, weight, groups = arguments
-        v = Lanes(builder)
-        with for_range(builder, groups) as group:
-            start = builder.mul(group, i64_const(WIDTH))
-            x = builder.fmul(v.load(address, start), v.load(weight, start))
-            for bit in (1, 2, 4, 8):
-                partner = v.shuffle(x, [lane ^ bit for lane in range(WIDTH)])
-                x = v.call("fmuladd", x, v.vector([-1.0 if lane & bit else 1.0 for lane in range(WIDTH)]), partner)
-            v.store(x, address, start)
-
-    return types.void(types.int64, types.int64, types.int64), returns_void(generate)
+    builder = v.builder
+    with v.lane_groups(groups) as start:
+        x = builder.fmul(v.load(address, start), v.load(weight, start))
+        for bit in (1, 2, 4, 8):
+            partner = v.shuffle(x, [lane ^ bit for lane in range(WIDTH)])
+            x = v.call("fmuladd", x, v.constant([-1.0 if lane & bit else 1.0 for lane in range(WIDTH)]), partner)
+        v.store(x, address, start)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _butterflies(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
-    """Two levels at once between the lane groups i, i + step, i + 2 step, i + 3 step for all i; `pitch` fp32 apart."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        address, rows, step, pitch = arguments
-        v = Lanes(builder)
-        four = builder.mul(step, i64_const(4))
-        with for_range(builder, builder.sdiv(rows, four)) as block, for_range(builder, step) as inner:
-            first = builder.add(builder.mul(block, four), inner)
-            offsets = [builder.mul(builder.add(first, builder.mul(step, i64_const(k))), pitch) for k in range(4)]
-            a, b, c, d = (v.load(address, offset) for offset in offsets)
-            s, t, u, w = builder.fadd(a, b), builder.fsub(a, b), builder.fadd(c, d), builder.fsub(c, d)
-            results = builder.fadd(s, u), builder.fadd(t, w), builder.fsub(s, u), builder.fsub(t, w)
-            for value, offset in zip(results, offsets, strict=True):
+def _butterflies(levels: int) -> Any:
+    @intrinsic()
+    def butterflies(v: Lanes, address: Any, rows: Any, step: Any, pitch: Any) -> None:
+        """So many levels between the lane groups i, i + step, i + 2 step, ... for all i; `pitch` fp32 apart."""
+        builder, count = v.builder, 2**levels
+        whole = builder.mul(step, i64_const(count))
+        with v.loop(builder.sdiv(rows, whole)) as block, v.loop(step) as inner:
+            first = builder.add(builder.mul(block, whole), inner)
+            groups = [builder.add(first, builder.mul(step, i64_const(number))) for number in range(count)]
+            offsets = [builder.mul(group, pitch) for group in groups]
+            x = [v.load(address, offset) for offset in offsets]
+            for distance in (2**level for level in range(levels)):
+                for low in (number for number in range(count) if not number & distance):
+                    a, b = x[low], x[low + distance]
+                    x[low], x[low + distance] = builder.fadd(a, b), builder.fsub(a, b)
+            for value, offset in zip(x, offsets, strict=True):
                 v.store(value, address, offset)
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), returns_void(generate)
+    return butterflies
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _butterfly(_: Any, address: Any, rows: Any, step: Any, pitch: Any) -> Any:
-    """One level, between the lane groups i and i + step."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        address, rows, step, pitch = arguments
-        v = Lanes(builder)
-        two = builder.mul(step, i64_const(2))
-        with for_range(builder, builder.sdiv(rows, two)) as block, for_range(builder, step) as inner:
-            first = builder.add(builder.mul(block, two), inner)
-            low, high = builder.mul(first, pitch), builder.mul(builder.add(first, step), pitch)
-            a, b = v.load(address, low), v.load(address, high)
-            v.store(builder.fadd(a, b), address, low)
-            v.store(builder.fsub(a, b), address, high)
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), returns_void(generate)
+_one_level, _two_levels = _butterflies(1), _butterflies(2)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _core(_: Any, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any, scratch: Any) -> Any:
+@intrinsic()
+def _core(v: Lanes, address: Any, blocks: Any, pitch: Any, core: Any, matrix: Any, scratch: Any) -> None:
     """x[a] <- sum over b of matrix[a, b] x[b] between `core` runs of `blocks` lane groups; `scratch` has core * 16."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        address, blocks, pitch, core, matrix, scratch = arguments
-        v = Lanes(builder)
-        run = builder.mul(blocks, pitch)
-        with for_range(builder, blocks) as block:
-            start = builder.mul(block, pitch)
-            with for_range(builder, core) as a:
-                total = v.variable(0.0)
-                with for_range(builder, core) as b:
-                    sign = v.broadcast(v.load_scalar(matrix, builder.add(builder.mul(a, core), b)))
-                    x = v.load(address, builder.add(start, builder.mul(b, run)))
-                    builder.store(v.call("fmuladd", sign, x, builder.load(total)), total)
-                v.store(builder.load(total), scratch, builder.mul(a, i64_const(WIDTH)))
-            with for_range(builder, core) as a:
-                offset = builder.add(start, builder.mul(a, run))
-                v.store(v.load(scratch, builder.mul(a, i64_const(WIDTH))), address, offset)
-
-    signature = types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
-    return signature, returns_void(generate)
+    builder = v.builder
+    run = builder.mul(blocks, pitch)
+    with v.loop(blocks) as block:
+        start = builder.mul(block, pitch)
+        with v.loop(core) as a:
+            total = v.variable(0.0)
+            with v.loop(core) as b:
+                sign = v.broadcast(v.load_scalar(matrix, builder.add(builder.mul(a, core), b)))
+                x = v.load(address, builder.add(start, builder.mul(b, run)))
+                builder.store(v.call("fmuladd", sign, x, builder.load(total)), total)
+            v.store(builder.load(total), scratch, builder.mul(a, i64_const(WIDTH)))
+        with v.loop(core) as a:
+            offset = builder.add(start, builder.mul(a, run))
+            v.store(v.load(scratch, builder.mul(a, i64_const(WIDTH))), address, offset)
 
 
 @inner
@@ -120,10 +92,10 @@ def _between(address: Any, groups: Any, pitch: Any, core: Any, matrix: Any, scra
     """The levels between `groups` lane groups, `pitch` fp32 apart."""
     step, size = 1, groups // core
     while 4 * step <= size:
-        _butterflies(address, groups, step, pitch)
+        _two_levels(address, groups, step, pitch)
         step *= 4
     if 2 * step <= size:
-        _butterfly(address, groups, step, pitch)
+        _one_level(address, groups, step, pitch)
     if core > 1:
         _core(address, size, pitch, core, matrix.ctypes.data, scratch.ctypes.data)
 
@@ -138,23 +110,17 @@ def _rows(address: Any, rows: Any, columns: Any, pitch: Any, weight: Any, core: 
             _between(here, n // WIDTH, WIDTH, core, matrix, scratch)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic()
 def _copy(
-    _: Any, source: Any, source_pitch: Any, target: Any, target_pitch: Any, weight: Any, rows: Any, groups: Any
-) -> Any:
+    v: Lanes, source: Any, source_pitch: Any, target: Any, target_pitch: Any, weight: Any, rows: Any, groups: Any
+) -> None:
     """target[r, :] <- source[r, :] * weight[r] for `groups` lane groups; pitches in fp32."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        source, source_pitch, target, target_pitch, weight, rows, groups = arguments
-        v = Lanes(builder)
-        with for_range(builder, rows) as row:
-            factor = v.broadcast(v.load_scalar(weight, row))
-            with for_range(builder, groups) as group:
-                lane = builder.mul(group, i64_const(WIDTH))
-                x = v.load(source, builder.add(builder.mul(row, source_pitch), lane))
-                v.store(builder.fmul(x, factor), target, builder.add(builder.mul(row, target_pitch), lane))
-
-    return types.void(*[types.int64] * 7), returns_void(generate)
+    builder = v.builder
+    with v.loop(rows) as row:
+        factor = v.broadcast(v.load_scalar(weight, row))
+        with v.lane_groups(groups) as lane:
+            x = v.load(source, builder.add(builder.mul(row, source_pitch), lane))
+            v.store(builder.fmul(x, factor), target, builder.add(builder.mul(row, target_pitch), lane))
 
 
 @kernel

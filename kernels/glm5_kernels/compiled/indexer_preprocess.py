@@ -13,7 +13,7 @@ from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
 from glm5_kernels.compiled.threads import run_ranges
-from glm5_kernels.indexer_preprocess import reference
+from glm5_kernels.indexer_preprocess import IndexerPreprocess, reference
 
 #: Tokens of a task.
 _TOKENS = 64
@@ -29,13 +29,6 @@ class Rows(NamedTuple):
     cache: RowAddress
 
 
-class Norm(NamedTuple):
-    """weight and bias of the LayerNorm: fp32 [D]."""
-
-    weight: Any
-    bias: Any
-
-
 class Sizes(NamedTuple):
     """H, D, rows of a block; interleaved: 0 or 1; eps of the norm."""
 
@@ -46,27 +39,15 @@ class Sizes(NamedTuple):
     eps: float
 
 
-def indexer_preprocess(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    interleaved: bool,
-    slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-) -> torch.Tensor:
-    operands = q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache
-    reference.check(q, k, norm_weight, norm_bias, cos, sin, slot_mapping, k_cache)
+def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
+    q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache = operands
     if not _is_compiled(q, k, k_cache):
-        return reference.indexer_preprocess(*operands)
+        return reference.indexer_preprocess(operands)
     out, slots = torch.empty(q.shape, dtype=q.dtype), slot_mapping.long().contiguous()
     rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
     sizes = Sizes(q.shape[1], q.shape[2], k_cache.shape[1], int(interleaved), float(eps))
-    norm = Norm(norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy())
-    run_ranges(_tokens, len(q), _TOKENS, rows, sizes, Angles.of(cos, sin), norm, slots.numpy())
+    norm = norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy()
+    run_ranges(_tokens, len(q), _TOKENS, rows, sizes, Angles.of(cos, sin), *norm, slots.numpy())
     return out
 
 
@@ -76,7 +57,7 @@ def _is_compiled(q: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> boo
 
 
 @kernel
-def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any, slots: Any) -> None:
+def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, weight: Any, bias: Any, slots: Any) -> None:
     row, kind, cache = np.empty(sizes.dim, np.float32), rows.q.kind, rows.cache
     for token in range(first, last):
         for head in range(sizes.heads):
@@ -86,7 +67,7 @@ def _tokens(first: Any, last: Any, rows: Any, sizes: Any, angles: Any, norm: Any
         slot = slots[token]
         if slot >= 0:
             load_row_as_fp32(_address(rows.k, int64(0), token), sizes.dim, kind, row.ctypes.data, STEP)
-            _layer_norm(row, norm.weight, norm.bias, sizes.eps)
+            _layer_norm(row, weight, bias, sizes.eps)
             _rotate(row, angles, token, sizes.interleaved)
             target = _address(cache, slot // sizes.block_size, slot % sizes.block_size)
             store_row_as(row.ctypes.data, sizes.dim, kind, target)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from glm5_kernels.compiled.processor import features
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import I8, I16, I32, for_range, i64_const, returns_void
+from glm5_kernels.compiled.simd import I8, I16, I32, Lanes, i64_const, intrinsic
 from glm5_kernels.errors import KernelUnavailableError
 
 STEP = 64  # columns of a step
@@ -36,9 +34,10 @@ class Matrix(NamedTuple):
 class TileCode:
     """Emits loads and stores of one tile: x [tokens, K], w [TILE, K], out int32 [tokens, TILE]."""
 
-    def __init__(self, builder: Any, arguments: Any, tokens: int) -> None:
+    def __init__(self, v: Lanes, arguments: Any, tokens: int) -> None:
         x, w, out, next_w, weight_rows, self.steps, self.accumulate = arguments
-        self.builder = builder
+        self.v, self.builder = v, v.builder
+        builder = v.builder
         last = builder.sub(weight_rows, i64_const(1))
         rows = []
         for r in range(TILE):  # a row beyond the last one is the last one again; its sums are not used
@@ -79,12 +78,6 @@ class TileCode:
                 builder.store(sums, target).align = 4
 
 
-class Instruction(Protocol):
-    """Emits the products of a tile."""
-
-    def generate(self, tile: TileCode) -> None: ...
-
-
 @dataclass(frozen=True)
 class DotProduct:
     """An instruction that multiplies bytes of one weight row and one token and adds neighbouring products.
@@ -112,7 +105,7 @@ class DotProduct:
         for first in range(0, TILE, self.rows):
             rows = range(first, first + self.rows)
             sums = [_zeros(builder, self.lanes, self.rows) for _ in [*tile.x, *ones]]
-            with for_range(builder, tile.steps) as step:
+            with tile.v.loop(tile.steps) as step:
                 tile.prefetch(step, rows)
                 for part in range(0, STEP, self.columns):
                     k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
@@ -142,7 +135,7 @@ class MatrixProduct:
         signature = ir.FunctionType(_FOUR, [_FOUR, codes, codes])
         multiply = cgutils.get_or_insert_function(builder.module, signature, "llvm.aarch64.neon.smmla.v4i32.v16i8")
         sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
-        with for_range(builder, tile.steps) as step:
+        with tile.v.loop(tile.steps) as step:
             tile.prefetch(step, range(TILE))
             for part in range(0, STEP, 16):
                 k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
@@ -226,7 +219,7 @@ class Int8Backend(NamedTuple):
     max_tokens: int
     library: str
     code: type[np.generic]
-    instruction: Instruction
+    instruction: DotProduct | MatrixProduct
 
 
 #: The first one whose feature the CPU has is used.
@@ -265,14 +258,12 @@ def _tile_product(tokens: int) -> Any:
     w, at least 1. steps: of STEP columns. accumulate: add to out.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic(x=None, w=None, out=None, next_w=None)
     def tile_product(
-        _: Any, x: Any, w: Any, out: Any, next_w: Any, weight_rows: Any, steps: Any, accumulate: Any
-    ) -> Any:
-        def generate(builder: Any, arguments: Any) -> None:
-            BACKEND.instruction.generate(TileCode(builder, arguments, tokens))
-
-        return types.void(x, w, out, next_w, *[int64] * 3), returns_void(generate)
+        v: Lanes, x: Any, w: Any, out: Any, next_w: Any, weight_rows: Any, steps: Any, accumulate: Any
+    ) -> None:
+        operands = x, w, out, next_w, weight_rows, steps, accumulate
+        BACKEND.instruction.generate(TileCode(v, operands, tokens))
 
     return tile_product
 

@@ -9,8 +9,8 @@ import torch
 from glm5_kernels import int8
 from glm5_kernels.compiled import bf16_linear, int8_amx
 from glm5_kernels.compiled.int8_grouped import grouped_product, one_group, takes_weight
-from glm5_kernels.compiled.int8_product import MAX_TOKENS
-from glm5_kernels.compiled.int8_quantize import COMPILED, FLOATS, scale_back_to, takes_rows
+from glm5_kernels.compiled.int8_product import MAX_TOKENS, matmul
+from glm5_kernels.compiled.int8_quantize import FLOATS, quantize, scale_back_to, takes_rows
 from glm5_kernels.int8_linear import reference
 
 #: int32 sums that are scaled back together, about what a cache holds; in pieces of at least so many weight rows,
@@ -20,7 +20,6 @@ _SUMS, _MIN_ROWS = 2**22, 512
 
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`."""
-    int8.check(w)
     if w.quant_mode == int8.NO_QUANT or w.scale is None:
         if x.dtype == dtype and bf16_linear.widens(x, w.weight):
             return bf16_linear.apply_linear(x, w.weight)
@@ -29,20 +28,21 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
         static = w if w.quant_mode == int8.PER_TENSOR else None
         return grouped_product(x, one_group(len(x)), w.weight, w.scale, dtype, static)
     if int8_amx.takes(w.weight, dtype):
-        codes, factors = int8.quantize(x, w, dtype, COMPILED)
+        codes, factors = quantize(x, w)
         return int8_amx.multiply(codes, factors, w.weight, w.scale, dtype, w.quant_bias)
     return _by_library(x, w, w.scale, dtype)
 
 
 def _by_library(x: torch.Tensor, w: int8.LinearWeights, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The product of `COMPILED`, with int32 sums of a part of the weight rows at a time."""
-    codes, factors = int8.quantize(x, w, dtype, COMPILED)
+    """By `int8_product.matmul`, with int32 sums of a part of the weight rows at a time."""
+    codes, factors = quantize(x, w)
     out = torch.empty(len(x), len(w.weight), dtype=dtype)
     size = max(_MIN_ROWS, _SUMS // max(len(x), 1) // _MIN_ROWS * _MIN_ROWS)
     for first in range(0, len(w.weight), size):
         rows = slice(first, first + size)
-        bias = None if w.quant_bias is None else w.quant_bias[rows]
-        sums = int8.multiply(codes, w._replace(weight=w.weight[rows], quant_bias=bias), COMPILED)
+        sums = matmul(codes, w.weight[rows])
+        if w.quant_bias is not None:
+            sums += w.quant_bias[rows]
         scale_back_to(out[:, rows], sums, factors, scale[rows])
     return out
 

@@ -10,26 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import float32, int64, types
-from numba.extending import intrinsic
+from numba import float32
 from numpy.typing import NDArray
 
 from glm5_kernels import int8
-from glm5_kernels.compiled.int8_product import matmul
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import RowAddress, row_address
-from glm5_kernels.compiled.simd import (
-    I8,
-    I32,
-    V16,
-    WIDTH,
-    Lanes,
-    for_range,
-    i64_const,
-    load_as_fp32,
-    returns_void,
-    store_as,
-)
+from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, i64_const, intrinsic
 from glm5_kernels.compiled.threads import run_ranges
 
 #: Types of rows that go in and come out.
@@ -56,6 +43,14 @@ class QuantizedRows(NamedTuple):
     flip: int
 
 
+def quantize(x: torch.Tensor, w: int8.LinearWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`int8.quantize` for int8 weights."""
+    if w.quant_mode == int8.PER_TOKEN:
+        return quantize_per_token(x)
+    assert w.input_scale is not None and w.input_offset is not None
+    return quantize_per_tensor(x, w.input_scale, w.input_offset), None
+
+
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `int8.quantize_per_token`."""
     rows, columns = x.shape
@@ -79,15 +74,8 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     return codes
 
 
-def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """See `int8.scale_back`."""
-    out = torch.empty(y.shape, dtype=dtype)
-    scale_back_to(out, y, x_scale, scale)
-    return out
-
-
 def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:
-    """`scale_back` to out [T, N], whose rows may have gaps between them."""
+    """`int8.scale_back` to out [T, N], whose rows may have gaps between them."""
     rows, columns = y.shape
     aligned = y.is_contiguous() and scale.is_contiguous() and scale.dtype == torch.float32 and not columns % WIDTH
     if out.dtype not in FLOATS or not aligned or not rows:
@@ -96,10 +84,6 @@ def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | No
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
     sums = Sums(y.data_ptr(), columns, factors, scale.data_ptr())
     run_ranges(_scale_rows, rows, _rows_per_task(columns), sums, row_address(out[None]))
-
-
-#: For `reference` functions that take an `int8.Arithmetic`.
-COMPILED = int8.Arithmetic(matmul, quantize_per_token, quantize_per_tensor, scale_back)
 
 
 def takes_rows(x: torch.Tensor) -> bool:
@@ -112,57 +96,40 @@ def _rows_per_task(columns: int) -> int:
     return max(1, _ELEMENTS // columns)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _largest(_: Any, row: Any, columns: Any, kind: Any, out: Any) -> Any:
+@intrinsic()
+def _largest(v: Lanes, row: Any, columns: Any, kind: Any, out: Any) -> None:
     """out[0:16] <- lanes of max |x| of a row; NaN if an element is."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        row, columns, kind, out = arguments
-        v = Lanes(builder)
-        peak = v.variable(0.0)
-        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
-            x = load_as_fp32(v, row, builder.mul(group, i64_const(WIDTH)), kind)
-            builder.store(v.call("maximum", builder.load(peak), v.call("fabs", x)), peak)
-        v.store(builder.load(peak), out, i64_const(0))
-
-    return types.void(*[int64] * 4), returns_void(generate)
+    builder = v.builder
+    peak = v.variable(0.0)
+    with v.loop(builder.sdiv(columns, i64_const(WIDTH))) as group:
+        x = v.load_as_fp32(row, builder.mul(group, i64_const(WIDTH)), kind)
+        builder.store(v.call("maximum", builder.load(peak), v.call("fabs", x)), peak)
+    v.store(builder.load(peak), out, i64_const(0))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _codes(_: Any, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, flip: Any, out: Any) -> Any:
+@intrinsic(scale=float32, offset=float32)
+def _codes(v: Lanes, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, flip: Any, out: Any) -> None:
     """out int8 <- x / scale + offset of a row, rounded to even, saturating, 0 for NaN; each byte xored with `flip`."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        row, columns, kind, scale, offset, flip, out = arguments
-        v = Lanes(builder)
-        divisor, zero = v.broadcast(scale), v.broadcast(offset)
-        flips = v.broadcast(builder.trunc(flip, I8))
-        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
-            index = builder.mul(group, i64_const(WIDTH))
-            whole = v.call("rint", builder.fadd(builder.fdiv(load_as_fp32(v, row, index, kind), divisor), zero))
-            whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
-            whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
-            codes = builder.xor(builder.trunc(builder.fptosi(whole, _INT32), _BYTES), flips)
-            builder.store(codes, builder.inttoptr(builder.add(out, index), _BYTES.as_pointer())).align = 1
-
-    return types.void(int64, int64, int64, float32, float32, int64, int64), returns_void(generate)
+    builder = v.builder
+    divisor, zero = v.broadcast(scale), v.broadcast(offset)
+    flips = v.broadcast(builder.trunc(flip, I8))
+    with v.lane_groups(builder.sdiv(columns, i64_const(WIDTH))) as index:
+        whole = v.call("rint", builder.fadd(builder.fdiv(v.load_as_fp32(row, index, kind), divisor), zero))
+        whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
+        whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
+        codes = builder.xor(builder.trunc(builder.fptosi(whole, _INT32), _BYTES), flips)
+        builder.store(codes, builder.inttoptr(builder.add(out, index), _BYTES.as_pointer())).align = 1
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def scale_row(_: Any, row: Any, columns: Any, factor: Any, scales: Any, kind: Any, out: Any) -> Any:
+@intrinsic(factor=float32)
+def scale_row(v: Lanes, row: Any, columns: Any, factor: Any, scales: Any, kind: Any, out: Any) -> None:
     """out [columns], FP32 or BF16 as `kind` says, <- row int32 [columns] * factor * scales fp32 [columns]."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        row, columns, factor, scales, kind, out = arguments
-        v = Lanes(builder)
-        factor = v.broadcast(factor)
-        with for_range(builder, builder.sdiv(columns, i64_const(WIDTH))) as group:
-            index = builder.mul(group, i64_const(WIDTH))
-            integers = builder.bitcast(v.load(row, index), _INT32)
-            x = builder.fmul(builder.fmul(builder.sitofp(integers, V16), factor), v.load(scales, index))
-            store_as(v, x, out, index, kind)
-
-    return types.void(int64, int64, float32, int64, int64, int64), returns_void(generate)
+    builder = v.builder
+    factor = v.broadcast(factor)
+    with v.lane_groups(builder.sdiv(columns, i64_const(WIDTH))) as index:
+        integers = builder.bitcast(v.load(row, index), _INT32)
+        x = builder.fmul(builder.fmul(builder.sitofp(integers, V16), factor), v.load(scales, index))
+        v.store_as(x, out, index, kind)
 
 
 @kernel

@@ -18,8 +18,8 @@ from glm5_kernels.compiled.lightning_indexer_tiles import new_workspace, select
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import run_tasks
-from glm5_kernels.lightning_indexer.reference import check, check_quant
-from glm5_kernels.paged_cache import PagedBatch, query_layout, readable
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
+from glm5_kernels.paged_cache import query_layout, readable
 
 #: 32 MiB of scores.
 SCORES = 2**23
@@ -29,7 +29,7 @@ TOKENS = 64
 KEYS_PER_PART = 4096
 
 
-class IndexerOperands(NamedTuple):
+class IndexerArrays(NamedTuple):
     """All tokens' queries and all requests' keys; T tokens, H heads, D dims (a multiple of WIDTH).
 
     Attributes:
@@ -74,45 +74,29 @@ class Task(NamedTuple):
 _TASK = np.dtype([(name, np.int64) for name in Task._fields])
 
 
-def lightning_indexer(
-    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
-) -> torch.Tensor:
-    check(q, k_cache, weights, batch, topk)
-    return _select(q, k_cache, weights, torch.empty(0, 0), batch, topk)
+def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
+    return _select(operands, operands.q, operands.weights, torch.empty(0, 0))
 
 
-def lightning_indexer_quant(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    q_scale: torch.Tensor,
-    k_scale_cache: torch.Tensor,
-    batch: PagedBatch,
-    topk: int,
-) -> torch.Tensor:
-    check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, batch, topk)
+def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
+    q, k_cache, weights, q_scale, k_scale_cache, *_ = operands
     if _fits_amx(q.shape[1], q.shape[2], k_cache.shape[1]) and _as_rows(k_cache) is k_cache:  # int8 is exact as bf16
         q, weights = q.bfloat16(), weights.float() * q_scale.float()
     else:
         q = q.float() * q_scale.float()[..., None]
-    return _select(q, k_cache, weights, k_scale_cache.float(), batch, topk)
+    return _select(operands, q, weights, k_scale_cache.float())
 
 
 def _select(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    k_scale: torch.Tensor,
-    batch: PagedBatch,
-    topk: int,
+    operands: LightningIndexer | LightningIndexerQuant, q: torch.Tensor, weights: torch.Tensor, k_scale: torch.Tensor
 ) -> torch.Tensor:
+    k_cache, batch, topk = operands.k_cache, operands.batch, operands.topk
     visible = readable(query_layout(batch, len(q))[1], batch, k_cache.shape[1])
     out = torch.full((len(q), topk), -1, dtype=torch.int32)
     q, k_cache, dim = _as_rows(q), _as_rows(k_cache), -(-q.shape[2] // WIDTH) * WIDTH
     pairs = PAIRS and q.dtype == k_cache.dtype == torch.bfloat16 and not dim % (2 * WIDTH)
     pairs |= q.dtype == torch.bfloat16 and k_cache.dtype == torch.int8  # only for AMX
-    operands = IndexerOperands(
+    arrays = IndexerArrays(
         query=row_address(q, PAIRED if pairs else None),
         dims=dim // (2 if pairs else 1),
         weights=weights.float().numpy(),
@@ -123,7 +107,7 @@ def _select(
         key_scale=k_scale.numpy(),
         out=out.numpy(),
     )
-    _run(_tasks(batch.query_start_loc.tolist(), visible.tolist()), operands)
+    _run(_tasks(batch.query_start_loc.tolist(), visible.tolist()), arrays)
     return out
 
 
@@ -139,7 +123,7 @@ def _tasks(starts: list[int], visible: list[int]) -> list[Task]:
     return tasks
 
 
-def _run(tasks: list[Task], operands: IndexerOperands) -> None:
+def _run(tasks: list[Task], operands: IndexerArrays) -> None:
     threads = torch.get_num_threads()
     if len(tasks) < threads:
         for task in tasks:
@@ -150,7 +134,7 @@ def _run(tasks: list[Task], operands: IndexerOperands) -> None:
     run_tasks(lambda number: _run_tasks(parts[number], operands, _scores(parts[number])), len(parts))
 
 
-def _run_with_all_threads(task: Task, operands: IndexerOperands) -> None:
+def _run_with_all_threads(task: Task, operands: IndexerArrays) -> None:
     """Score the keys of one request in parts for all threads, then select."""
     scores = _scores([task])
 
@@ -162,7 +146,7 @@ def _run_with_all_threads(task: Task, operands: IndexerOperands) -> None:
     _run_tasks([task._replace(stop=0)], operands, scores)
 
 
-def _run_tasks(tasks: list[Task], operands: IndexerOperands, scores: Any) -> None:
+def _run_tasks(tasks: list[Task], operands: IndexerArrays, scores: Any) -> None:
     heads, tokens = operands.weights.shape[1], max(task.last - task.first for task in tasks)
     rows = np.array(tasks, _TASK)
     if operands.query.kind == PAIRED and _fits_amx(heads, 2 * operands.dims, operands.block_size):

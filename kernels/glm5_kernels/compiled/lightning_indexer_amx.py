@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float32, int64, types
-from numba.extending import intrinsic
+from numba import float32, int64
 
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
@@ -21,11 +20,9 @@ from glm5_kernels.compiled.simd import (
     WIDTH,
     Lanes,
     aligned_fp32,
-    for_range,
     i64_const,
     in_steps,
-    returns_void,
-    sum_each,
+    intrinsic,
 )
 
 #: Keys whose weighted heads are added up at a time.
@@ -151,26 +148,21 @@ def _tile_address(operands: Any, table: Any, position: Any) -> Any:
     return operands.keys.base + max(block, int64(0)) * operands.keys.block_pitch + offset * operands.keys.row_pitch
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _weigh(_: Any, products: Any, weights: Any, groups: Any, out: Any) -> Any:
+@intrinsic()
+def _weigh(v: Lanes, products: Any, weights: Any, groups: Any, out: Any) -> None:
     """out[0:KEYS] <- for each key, the sum over heads of weights[h] * relu(product).
 
     products: fp32 [sides, SIDE, SIDE], of which the first KEYS rows of each side; weights: fp32 [groups of 16 heads].
     """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        products, weights, groups, out = arguments
-        v = Lanes(builder)
-        zero, sums = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
-        with for_range(builder, groups) as group:
-            w = v.load(weights, builder.mul(group, i64_const(WIDTH)))
-            side, half = builder.udiv(group, i64_const(2)), builder.urem(group, i64_const(2))
-            start = builder.add(builder.mul(side, i64_const(SIDE * SIDE)), builder.mul(half, i64_const(WIDTH)))
-            for key, total in enumerate(sums):
-                product = v.load(products, builder.add(start, i64_const(SIDE * key)))
-                positive = v.larger(zero, product)  # NaN stays
-                builder.store(v.add_products(w, positive, builder.load(total)), total)
-        scores = sum_each(v, [builder.load(total) for total in sums])
-        builder.store(scores, builder.inttoptr(out, scores.type.as_pointer())).align = 4
-
-    return types.void(*[int64] * 4), returns_void(generate)
+    builder = v.builder
+    zero, sums = v.constant(0.0), [v.variable(0.0) for _ in range(KEYS)]
+    with v.loop(groups) as group:
+        w = v.load(weights, builder.mul(group, i64_const(WIDTH)))
+        side, half = builder.udiv(group, i64_const(2)), builder.urem(group, i64_const(2))
+        start = builder.add(builder.mul(side, i64_const(SIDE * SIDE)), builder.mul(half, i64_const(WIDTH)))
+        for key, total in enumerate(sums):
+            product = v.load(products, builder.add(start, i64_const(SIDE * key)))
+            positive = v.larger(zero, product)  # NaN stays
+            builder.store(v.add_products(w, positive, builder.load(total)), total)
+    scores = v.sum_each([builder.load(total) for total in sums])
+    builder.store(scores, builder.inttoptr(out, scores.type.as_pointer())).align = 4

@@ -13,14 +13,13 @@ from numba import float32
 
 from glm5_kernels.compiled.fp32_product import per_head
 from glm5_kernels.compiled.int8_linear import apply_linear
-from glm5_kernels.compiled.int8_quantize import COMPILED, FLOATS
+from glm5_kernels.compiled.int8_quantize import FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
 from glm5_kernels.compiled.threads import run_ranges
-from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.mla_preprocess import reference
+from glm5_kernels.mla_preprocess import MlaPreprocess, reference
 
 #: Tokens of a task.
 _TOKENS = 32
@@ -51,24 +50,11 @@ class Target(NamedTuple):
     slots: Any
 
 
-def mla_preprocess(
-    hidden_states: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    qkv_a: LinearWeights,
-    q_b: LinearWeights,
-    w_uk_t: torch.Tensor,
-    q_a_gamma: torch.Tensor,
-    kv_a_gamma: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    operands = hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache
-    reference.check(*operands)
-    if not _is_compiled(hidden_states, w_uk_t, q_a_gamma, ckv_cache, kpe_cache):
-        return reference.mla_preprocess(*operands, eps, arithmetic=COMPILED)
+def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, *caches, eps = operands
+    if not _is_compiled(hidden_states, w_uk_t, q_a_gamma, *caches):
+        return reference.mla_preprocess(operands)
+    ckv_cache, kpe_cache = caches
     (tokens, _), dtype, (heads, nope, _) = hidden_states.shape, hidden_states.dtype, w_uk_t.shape
     rope, angles = kpe_cache.shape[-1], Angles.of(cos, sin)
     y, q_c = apply_linear(hidden_states, qkv_a, dtype).contiguous(), torch.empty(tokens, q_a_gamma.numel())

@@ -7,27 +7,9 @@ from typing import Any, NamedTuple
 import llvmlite.binding
 import torch
 from llvmlite import ir
-from numba import int64, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from glm5_kernels.compiled.simd import (
-    BF16,
-    FP32,
-    GROUPS,
-    I32,
-    I64,
-    INT8,
-    V16,
-    WIDTH,
-    Lanes,
-    for_range,
-    i64_const,
-    load_as_fp32,
-    returns_void,
-    store_as,
-    transpose_16x16,
-)
+from glm5_kernels.compiled.simd import BF16, FP32, GROUPS, I32, I64, INT8, V16, WIDTH, Lanes, i64_const, intrinsic
 
 #: Element kinds of rows with a torch dtype; `simd` has the constants.
 KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
@@ -56,48 +38,41 @@ def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
     return RowAddress(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, KINDS[x.dtype] if kind is None else kind)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def transpose(_: Any, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+@intrinsic()
+def transpose(v: Lanes, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
     """out fp32 [dims, 16] <- sixteen rows [dims] transposed, each `skipped` bytes after an address (int64) at `rows`.
 
     `dims` is a multiple of 16, `pitch` the distance of out's rows in fp32 elements, `kind` that of the rows' elements.
     """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        rows, skipped, dims, kind, out, pitch = arguments
-        v = Lanes(builder)
-        table = builder.inttoptr(rows, I64.as_pointer()), skipped
-        whole_pairs = builder.icmp_signed("==", builder.and_(dims, i64_const(2 * WIDTH - 1)), i64_const(0))
-        with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (
-            bf16,
-            other,
-        ):
-            with bf16:
-                _transpose_pairs(v, table, dims, out, pitch)
-            with other:
-                _transpose_elements(v, table, dims, kind, out, pitch)
-
-    return types.void(*[int64] * 6), returns_void(generate)
+    builder = v.builder
+    table = builder.inttoptr(rows, I64.as_pointer()), skipped
+    whole_pairs = builder.icmp_signed("==", builder.and_(dims, i64_const(2 * WIDTH - 1)), i64_const(0))
+    with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (
+        bf16,
+        other,
+    ):
+        with bf16:
+            _transpose_pairs(v, table, dims, out, pitch)
+        with other:
+            _transpose_elements(v, table, dims, kind, out, pitch)
 
 
 def _transpose_elements(v: Lanes, table: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
     builder = v.builder
-    with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
-        start = builder.mul(block, i64_const(WIDTH))
-        loaded = [load_as_fp32(v, address, start, kind) for address in _addresses(builder, table)]
-        for number, column in enumerate(transpose_16x16(v, loaded)):
+    with v.lane_groups(builder.sdiv(dims, i64_const(WIDTH))) as start:
+        loaded = [v.load_as_fp32(address, start, kind) for address in _addresses(builder, table)]
+        for number, column in enumerate(v.transpose_16x16(loaded)):
             v.store(column, out, builder.mul(builder.add(start, i64_const(number)), pitch))
 
 
 def _transpose_pairs(v: Lanes, table: Any, dims: Any, out: Any, pitch: Any) -> None:
     """Two neighbouring bf16 as one lane, which halves the shuffles; a bf16 is the upper half of an fp32."""
     builder, words = v.builder, ir.VectorType(I32, WIDTH)
-    with for_range(builder, builder.sdiv(dims, i64_const(2 * WIDTH))) as block:
-        start = builder.mul(block, i64_const(WIDTH))
+    with v.lane_groups(builder.sdiv(dims, i64_const(2 * WIDTH))) as start:
         loaded = [v.load(address, start) for address in _addresses(builder, table)]
         for pair in loaded:
             pair.align = 2  # a row of bf16 may start anywhere
-        for number, pairs in enumerate(transpose_16x16(v, loaded)):
+        for number, pairs in enumerate(v.transpose_16x16(loaded)):
             bits = builder.bitcast(pairs, words)
             lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
             upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
@@ -111,72 +86,53 @@ def _addresses(builder: Any, table: Any) -> list[Any]:
     return [builder.add(builder.load(builder.gep(starts, [i64_const(lane)])), skipped) for lane in range(WIDTH)]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def turn(_: Any, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -> Any:
+@intrinsic()
+def turn(v: Lanes, rows: Any, pitch: Any, groups: Any, out: Any, out_pitch: Any) -> None:
     """out [16, 16 * groups] <- sixteen columns of rows [16 * groups]; pitches count elements, of 32 bits."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        rows, pitch, groups, out, out_pitch = arguments
-        v = Lanes(builder)
-        with for_range(builder, groups) as group:
-            first = builder.mul(group, i64_const(WIDTH))
-            offsets = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
-            for number, column in enumerate(transpose_16x16(v, [v.load(rows, offset) for offset in offsets])):
-                v.store(column, out, builder.add(builder.mul(out_pitch, i64_const(number)), first))
-
-    return types.void(*[int64] * 5), returns_void(generate)
+    builder = v.builder
+    with v.lane_groups(groups) as first:
+        offsets = [builder.mul(builder.add(first, i64_const(i)), pitch) for i in range(WIDTH)]
+        for number, column in enumerate(v.transpose_16x16([v.load(rows, offset) for offset in offsets])):
+            v.store(column, out, builder.add(builder.mul(out_pitch, i64_const(number)), first))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def load_row_as_fp32(_: Any, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> Any:
+@intrinsic()
+def load_row_as_fp32(v: Lanes, row: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
     """out fp32 <- one row [dims] of elements of `kind`, cut into pieces of STEP elements that lie `pitch` fp32 apart.
 
     `dims` is a multiple of 16; a `pitch` of STEP keeps the row in one piece.
     """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        row, dims, kind, out, pitch = arguments
-        v = Lanes(builder)
-        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
-            start = builder.mul(block, i64_const(WIDTH))
-            v.store(load_as_fp32(v, row, start, kind), out, _piece_offset(builder, block, pitch))
-
-    return types.void(*[int64] * 5), returns_void(generate)
+    builder = v.builder
+    with v.loop(builder.sdiv(dims, i64_const(WIDTH))) as block:
+        start = builder.mul(block, i64_const(WIDTH))
+        v.store(v.load_as_fp32(row, start, kind), out, _piece_offset(builder, block, pitch))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def load_columns_as_fp32(_: Any, rows: Any, count: Any, skipped: Any, kind: Any, out: Any) -> Any:
+@intrinsic()
+def load_columns_as_fp32(v: Lanes, rows: Any, count: Any, skipped: Any, kind: Any, out: Any) -> None:
     """out fp32 [count, STEP] <- of each row the STEP elements of `kind` that begin `skipped` bytes after its start.
 
     The rows' addresses are the int64 at `rows`.
     """
-
-    def generate(builder: Any, arguments: Any) -> None:
-        rows, count, skipped, kind, out = arguments
-        v, table = Lanes(builder), builder.inttoptr(rows, I64.as_pointer())
-        with for_range(builder, count) as row:
-            source = builder.add(builder.load(builder.gep(table, [row])), skipped)
-            for group in range(GROUPS):
-                offset = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
-                v.store(load_as_fp32(v, source, i64_const(WIDTH * group), kind), out, offset)
-
-    return types.void(*[int64] * 5), returns_void(generate)
+    builder = v.builder
+    table = builder.inttoptr(rows, I64.as_pointer())
+    with v.loop(count) as row:
+        source = builder.add(builder.load(builder.gep(table, [row])), skipped)
+        for group in range(GROUPS):
+            offset = builder.add(builder.mul(row, i64_const(WIDTH * GROUPS)), i64_const(WIDTH * group))
+            v.store(v.load_as_fp32(source, i64_const(WIDTH * group), kind), out, offset)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def interleave(_: Any, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> Any:
+@intrinsic()
+def interleave(v: Lanes, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> None:
     """out <- two rows of bf16 [dims] as pairs (even[d], odd[d]) of 32 bits, laid out as `load_row_as_fp32` does."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        even, odd, dims, out, pitch = arguments
-        v, words = Lanes(builder), ir.VectorType(I32, WIDTH)
-        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
-            start = builder.mul(block, i64_const(WIDTH))
-            low, high = (builder.bitcast(load_as_fp32(v, row, start, i64_const(BF16)), words) for row in (even, odd))
-            pair = builder.or_(builder.lshr(low, ir.Constant(words, [16] * WIDTH)), high)
-            v.store(builder.bitcast(pair, V16), out, _piece_offset(builder, block, pitch))
-
-    return types.void(*[int64] * 5), returns_void(generate)
+    builder = v.builder
+    words = ir.VectorType(I32, WIDTH)
+    with v.loop(builder.sdiv(dims, i64_const(WIDTH))) as block:
+        start = builder.mul(block, i64_const(WIDTH))
+        low, high = (builder.bitcast(v.load_as_fp32(row, start, i64_const(BF16)), words) for row in (even, odd))
+        pair = builder.or_(builder.lshr(low, ir.Constant(words, [16] * WIDTH)), high)
+        v.store(builder.bitcast(pair, V16), out, _piece_offset(builder, block, pitch))
 
 
 def _piece_offset(builder: Any, block: Any, pitch: Any) -> Any:
@@ -185,30 +141,20 @@ def _piece_offset(builder: Any, block: Any, pitch: Any) -> Any:
     return builder.add(piece, builder.mul(builder.urem(block, i64_const(GROUPS)), i64_const(WIDTH)))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def store_row_as(_: Any, row: Any, dims: Any, kind: Any, out: Any) -> Any:
+@intrinsic()
+def store_row_as(v: Lanes, row: Any, dims: Any, kind: Any, out: Any) -> None:
     """out <- fp32 row [dims] as FP32 or BF16, which is `kind`; `dims` is a multiple of 16."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        row, dims, kind, out = arguments
-        v = Lanes(builder)
-        with for_range(builder, builder.sdiv(dims, i64_const(WIDTH))) as block:
-            start = builder.mul(block, i64_const(WIDTH))
-            store_as(v, v.load(row, start), out, start, kind)
-
-    return types.void(*[int64] * 4), returns_void(generate)
+    builder = v.builder
+    with v.lane_groups(builder.sdiv(dims, i64_const(WIDTH))) as start:
+        v.store_as(v.load(row, start), out, start, kind)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(_: Any, address: Any, size: Any) -> Any:
+@intrinsic()
+def prefetch(v: Lanes, address: Any, size: Any) -> None:
     """Prefetch `size` bytes: selected rows are scattered, so no hardware prefetcher finds them."""
-
-    def generate(builder: Any, arguments: Any) -> None:
-        address, size = arguments
-        with for_range(builder, builder.sdiv(builder.add(size, i64_const(63)), i64_const(64))) as line:
-            prefetch_line(builder, builder.add(address, builder.mul(line, i64_const(64))))
-
-    return types.void(int64, int64), returns_void(generate)
+    builder = v.builder
+    with v.loop(builder.sdiv(builder.add(size, i64_const(63)), i64_const(64))) as line:
+        prefetch_line(builder, builder.add(address, builder.mul(line, i64_const(64))))
 
 
 def prefetch_line(builder: Any, address: Any) -> None:

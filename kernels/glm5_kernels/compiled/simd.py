@@ -7,14 +7,17 @@ it every bit of it, does not depend on what the compiler's vectorizer makes of a
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding
+import numba.extending
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import register_jitable
 from numpy.typing import NDArray
@@ -72,17 +75,27 @@ class Lanes:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def constant(self, value: float) -> Any:
-        return ir.Constant(V16, [value] * WIDTH)
-
-    def vector(self, values: list[float]) -> Any:
-        return ir.Constant(V16, values)
+    def constant(self, value: float | list[float]) -> Any:
+        """One number in all lanes, or a list of sixteen."""
+        return ir.Constant(V16, value if isinstance(value, list) else [value] * WIDTH)
 
     def variable(self, value: float) -> Any:
         """Stack slot of sixteen lanes, set to `value` whenever control passes here."""
         slot = cgutils.alloca_once(self.builder, V16)
         self.builder.store(self.constant(value), slot)
         return slot
+
+    @contextmanager
+    def loop(self, count: Any) -> Iterator[Any]:
+        """A loop whose index (int64) runs from 0 to `count`."""
+        with cgutils.for_range(self.builder, count) as loop:
+            yield loop.index
+
+    @contextmanager
+    def lane_groups(self, count: Any) -> Iterator[Any]:
+        """A loop over `count` groups of sixteen elements; its value (int64) is the index of a group's first element."""
+        with self.loop(count) as group:
+            yield self.builder.mul(group, i64_const(WIDTH))
 
     def broadcast(self, value: Any) -> Any:
         """One number, fp32 or an integer of any size, in all lanes."""
@@ -157,97 +170,80 @@ class Lanes:
         function = cgutils.get_or_insert_function(self.builder.module, signature, f"llvm.{name}.v16f32")
         return self.builder.call(function, operands)
 
+    def transpose_16x16(self, rows: list[Any]) -> list[Any]:
+        """Sixteen vectors as a 16 x 16 matrix, transposed by swapping blocks of 1, 2, 4 and 8."""
+        order = ir.VectorType(I32, WIDTH)
+        for size in (1, 2, 4, 8):
+            swapped: list[Any] = [None] * WIDTH
+            for low in (row for row in range(WIDTH) if not row & size):
+                pair = rows[low], rows[low | size]
+                first = [lane if not lane & size else lane - size + WIDTH for lane in range(WIDTH)]
+                second = [lane + size if not lane & size else lane + WIDTH for lane in range(WIDTH)]
+                swapped[low] = self.builder.shuffle_vector(*pair, ir.Constant(order, first))
+                swapped[low | size] = self.builder.shuffle_vector(*pair, ir.Constant(order, second))
+            rows = swapped
+        return rows
+
+    def sum_each(self, rows: list[Any]) -> Any:
+        """A vector of len(rows) lanes, a power of two: the sums of each row's lanes, in the order of `reduce_lanes`."""
+        count, size = len(rows), WIDTH  # lanes of each row in its vector
+        while size > 1:
+            pairs = zip(rows[0::2], rows[1::2], strict=True) if len(rows) > 1 else [(rows[0], rows[0])]
+            front = [lane for lane in range(2 * WIDTH) if lane % size < size // 2]
+            rows, size = [self._sum_of_halves(*pair, front, size // 2) for pair in pairs], size // 2
+        return self.builder.shuffle_vector(rows[0], rows[0], ir.Constant(ir.VectorType(I32, count), list(range(count))))
+
+    def _sum_of_halves(self, a: Any, b: Any, front: list[int], half: int) -> Any:
+        """Lanes `front` of a and b, one after the other, plus those `half` lanes after them."""
+        words = ir.VectorType(I32, WIDTH)
+        first, second = (ir.Constant(words, [lane + distance for lane in front]) for distance in (0, half))
+        return self.builder.fadd(self.builder.shuffle_vector(a, b, first), self.builder.shuffle_vector(a, b, second))
+
+    def load_as_fp32(self, address: Any, index: Any, kind: Any) -> Any:
+        """Elements index .. index + 15 of the array at `address` as fp32 lanes; kind (int64): FP32, BF16 or INT8."""
+        builder, words = self.builder, ir.VectorType(I32, WIDTH)
+
+        def load_integers(element: Any, size: int) -> Any:
+            start = builder.add(address, builder.mul(index, i64_const(size)))
+            value = builder.load(builder.inttoptr(start, ir.VectorType(element, WIDTH).as_pointer()))
+            value.align = size
+            return value
+
+        lanes = cgutils.alloca_once(builder, V16)
+        with builder.if_else(builder.icmp_signed("==", kind, i64_const(FP32))) as (fp32, narrow):
+            with fp32:
+                builder.store(self.load(address, index), lanes)
+            with narrow, builder.if_else(builder.icmp_signed("==", kind, i64_const(BF16))) as (bf16, int8):
+                with bf16:
+                    wide = builder.shl(builder.zext(load_integers(I16, 2), words), ir.Constant(words, [16] * WIDTH))
+                    builder.store(builder.bitcast(wide, V16), lanes)
+                with int8:
+                    builder.store(builder.sitofp(builder.sext(load_integers(I8, 1), words), V16), lanes)
+        return builder.load(lanes)
+
+    def store_as(self, x: Any, address: Any, index: Any, kind: Any) -> None:
+        """Sixteen fp32 lanes to elements index .. index + 15; kind (int64): FP32 or BF16 (`rounded_to_bf16`)."""
+        builder, words, halves = self.builder, ir.VectorType(I32, WIDTH), ir.VectorType(I16, WIDTH)
+        with builder.if_else(builder.icmp_signed("!=", kind, i64_const(FP32))) as (bf16, fp32):
+            with bf16:
+                bits = builder.lshr(builder.bitcast(self.rounded_to_bf16(x), words), ir.Constant(words, [16] * WIDTH))
+                start = builder.add(address, builder.mul(index, i64_const(2)))
+                builder.store(builder.trunc(bits, halves), builder.inttoptr(start, halves.as_pointer())).align = 2
+            with fp32:
+                self.store(x, address, index)
+
+    def rounded_to_bf16(self, x: Any) -> Any:
+        """To the nearest bf16, ties to even, as fp32; NaN stays."""
+        builder, words = self.builder, ir.VectorType(I32, WIDTH)
+        bits = builder.bitcast(x, words)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(words, [16] * WIDTH)), ir.Constant(words, [1] * WIDTH))
+        bits = builder.add(bits, builder.add(odd, ir.Constant(words, [0x7FFF] * WIDTH)))
+        rounded = builder.bitcast(builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH)), V16)
+        return builder.select(builder.fcmp_unordered("uno", x, x), self.constant(math.nan), rounded)
+
 
 _Bf16._create_instance()
 _BF16 = _Bf16()
-
-
-def transpose_16x16(v: Lanes, rows: list[Any]) -> list[Any]:
-    """Sixteen vectors as a 16 x 16 matrix, transposed by swapping blocks of 1, 2, 4 and 8."""
-    order = ir.VectorType(I32, WIDTH)
-    for size in (1, 2, 4, 8):
-        swapped: list[Any] = [None] * WIDTH
-        for low in (row for row in range(WIDTH) if not row & size):
-            pair = rows[low], rows[low | size]
-            first = [lane if not lane & size else lane - size + WIDTH for lane in range(WIDTH)]
-            second = [lane + size if not lane & size else lane + WIDTH for lane in range(WIDTH)]
-            swapped[low] = v.builder.shuffle_vector(*pair, ir.Constant(order, first))
-            swapped[low | size] = v.builder.shuffle_vector(*pair, ir.Constant(order, second))
-        rows = swapped
-    return rows
-
-
-def sum_each(v: Lanes, rows: list[Any]) -> Any:
-    """A vector of len(rows) lanes, a power of two: the sums of each row's lanes, in the order of `reduce_lanes`."""
-    count, size = len(rows), WIDTH  # lanes of each row in its vector
-    while size > 1:
-        pairs = zip(rows[0::2], rows[1::2], strict=True) if len(rows) > 1 else [(rows[0], rows[0])]
-        front = [lane for lane in range(2 * WIDTH) if lane % size < size // 2]
-        rows, size = [_sum_of_halves(v, *pair, front, size // 2) for pair in pairs], size // 2
-    return v.builder.shuffle_vector(rows[0], rows[0], ir.Constant(ir.VectorType(I32, count), list(range(count))))
-
-
-def _sum_of_halves(v: Lanes, a: Any, b: Any, front: list[int], half: int) -> Any:
-    """Lanes `front` of a and b, one after the other, plus those `half` lanes after them."""
-    words = ir.VectorType(I32, WIDTH)
-    first, second = (ir.Constant(words, [lane + distance for lane in front]) for distance in (0, half))
-    return v.builder.fadd(v.builder.shuffle_vector(a, b, first), v.builder.shuffle_vector(a, b, second))
-
-
-def load_as_fp32(v: Lanes, address: Any, index: Any, kind: Any) -> Any:
-    """Elements index .. index + 15 of the array at `address` as fp32 lanes; kind (int64): FP32, BF16 or INT8."""
-    builder, words = v.builder, ir.VectorType(I32, WIDTH)
-
-    def load_integers(element: Any, size: int) -> Any:
-        start = builder.add(address, builder.mul(index, i64_const(size)))
-        value = builder.load(builder.inttoptr(start, ir.VectorType(element, WIDTH).as_pointer()))
-        value.align = size
-        return value
-
-    values, after = [], builder.append_basic_block("loaded")
-    not_fp32, int8 = builder.append_basic_block("not_fp32"), builder.append_basic_block("int8")
-    fp32, bf16 = builder.append_basic_block("fp32"), builder.append_basic_block("bf16")
-    builder.cbranch(builder.icmp_signed("==", kind, i64_const(FP32)), fp32, not_fp32)
-    builder.position_at_end(not_fp32)
-    builder.cbranch(builder.icmp_signed("==", kind, i64_const(BF16)), bf16, int8)
-    for block in (fp32, bf16, int8):
-        builder.position_at_end(block)
-        if block is fp32:
-            lanes = v.load(address, index)
-        elif block is bf16:
-            wide = builder.shl(builder.zext(load_integers(I16, 2), words), ir.Constant(words, [16] * WIDTH))
-            lanes = builder.bitcast(wide, V16)
-        else:
-            lanes = builder.sitofp(builder.sext(load_integers(I8, 1), words), V16)
-        values.append((lanes, builder.block))
-        builder.branch(after)
-    builder.position_at_end(after)
-    result = builder.phi(V16)
-    for lanes, block in values:
-        result.add_incoming(lanes, block)
-    return result
-
-
-def store_as(v: Lanes, x: Any, address: Any, index: Any, kind: Any) -> None:
-    """Sixteen fp32 lanes to elements index .. index + 15; kind (int64): FP32 or BF16 (`rounded_to_bf16`)."""
-    builder, words, halves = v.builder, ir.VectorType(I32, WIDTH), ir.VectorType(I16, WIDTH)
-    with builder.if_else(builder.icmp_signed("!=", kind, i64_const(FP32))) as (bf16, fp32):
-        with bf16:
-            bits = builder.lshr(builder.bitcast(rounded_to_bf16(v, x), words), ir.Constant(words, [16] * WIDTH))
-            start = builder.add(address, builder.mul(index, i64_const(2)))
-            builder.store(builder.trunc(bits, halves), builder.inttoptr(start, halves.as_pointer())).align = 2
-        with fp32:
-            v.store(x, address, index)
-
-
-def rounded_to_bf16(v: Lanes, x: Any) -> Any:
-    """To the nearest bf16, ties to even, as fp32; NaN stays."""
-    builder, words = v.builder, ir.VectorType(I32, WIDTH)
-    bits = builder.bitcast(x, words)
-    odd = builder.and_(builder.lshr(bits, ir.Constant(words, [16] * WIDTH)), ir.Constant(words, [1] * WIDTH))
-    bits = builder.add(bits, builder.add(odd, ir.Constant(words, [0x7FFF] * WIDTH)))
-    rounded = builder.bitcast(builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH)), V16)
-    return builder.select(builder.fcmp_unordered("uno", x, x), v.constant(math.nan), rounded)
 
 
 def i64_const(value: int) -> Any:
@@ -255,23 +251,28 @@ def i64_const(value: int) -> Any:
     return ir.Constant(I64, value)
 
 
-@contextmanager
-def for_range(builder: Any, stop: Any) -> Iterator[Any]:
-    """A loop whose index (int64) runs from 0 to `stop`."""
-    with cgutils.for_range(builder, stop) as loop:
-        yield loop.index
+def intrinsic(returns: Any = types.void, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator of `emit(lanes, *operands)`: a function for kernels. Where it is called, `emit` writes LLVM code.
 
+    Args:
+        returns: numba's type of the result.
+        kinds: numba's types of operands, by name, or None for the type that a call has; others are int64.
+    """
 
-def returns_value(generate: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """`generate(builder, arguments)` as the code of an intrinsic that returns its value."""
-    return lambda _context, builder, _signature, arguments: generate(builder, arguments)
+    def decorate(emit: Callable[..., Any]) -> Any:
+        first, *parameters = inspect.signature(emit).parameters.values()
 
+        def define(_: Any, *given: Any) -> Any:
+            pairs = zip(parameters, given, strict=True)
+            operands = [kinds.get(parameter.name, types.int64) or kind for parameter, kind in pairs]
+            return returns(*operands), generate
 
-def returns_void(generate: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """`generate(builder, arguments)` as the code of an intrinsic that returns nothing."""
+        def generate(context: Any, builder: Any, _: Any, operands: Any) -> Any:
+            value = emit(Lanes(builder), *operands)
+            return context.get_dummy_value() if returns is types.void else value
 
-    def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        generate(builder, arguments)
-        return context.get_dummy_value()
+        define.__name__, define.__doc__ = emit.__name__, emit.__doc__
+        define.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
+        return numba.extending.intrinsic(define)
 
-    return code
+    return decorate

@@ -23,54 +23,34 @@ from glm5_kernels.compiled.sparse_flash_attention_operands import (
 )
 from glm5_kernels.compiled.sparse_flash_attention_tiles import attend_tokens
 from glm5_kernels.compiled.threads import run_ranges
-from glm5_kernels.paged_cache import MAX_POSITIONS, PagedBatch, query_layout
-from glm5_kernels.sparse_flash_attention import reference
-from glm5_kernels.sparse_flash_attention.reference import check, check_packed, unpack_latents
+from glm5_kernels.paged_cache import MAX_POSITIONS, query_layout
+from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, reference
+from glm5_kernels.sparse_flash_attention.reference import unpack_latents
 
 #: Query tokens of a task, at most.
 TOKENS = 8
 
 
-def sparse_flash_attention(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
-    ckv = _as_rows(ckv_cache, _padded(ckv_cache.shape[-1], STEP))
-    kpe = _as_rows(kpe_cache, _padded(kpe_cache.shape[-1], WIDTH))
+def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    ckv = _as_rows(operands.ckv_cache, _padded(operands.ckv_cache.shape[-1], STEP))
+    kpe = _as_rows(operands.kpe_cache, _padded(operands.kpe_cache.shape[-1], WIDTH))
     if ckv.dtype != kpe.dtype:
         ckv, kpe = ckv.float(), kpe.float()
     caches = Caches(row_address(ckv), row_address(kpe), ckv.shape[1], ckv.shape[2], kpe.shape[2])
-    operands = ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs
-    out, lse = _attend(ql_nope, q_pe, caches, topk_indices, batch, scale, round_probs)
-    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention(*operands))
+    out, lse = _attend(operands, caches)
+    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention(operands))
 
 
-def sparse_flash_attention_quant(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
-    if kv_cache.stride(-1) != 1 or q_pe.shape[2] % WIDTH:
-        ckv, kpe = unpack_latents(kv_cache, ql_nope.shape[2], q_pe.shape[2])
-        return sparse_flash_attention(ql_nope, q_pe, ckv, kpe, topk_indices, batch, scale, round_probs)
+def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
+    ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs = operands
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
+    if kv_cache.stride(-1) != 1 or rope % WIDTH:
+        ckv, kpe = unpack_latents(kv_cache, rank, rope)
+        unpacked = SparseFlashAttention(ql_nope, q_pe, ckv, kpe, topk_indices, batch, scale, round_probs)
+        return sparse_flash_attention(unpacked)
     latents, rotated = row_address(kv_cache, PACKED), row_address(kv_cache[..., rank:], PACKED)
-    caches = Caches(latents, rotated, kv_cache.shape[1], rank, rope)
-    operands = ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs
-    out, lse = _attend(ql_nope, q_pe, caches, topk_indices, batch, scale, round_probs)
-    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention_quant(*operands))
+    out, lse = _attend(operands, Caches(latents, rotated, kv_cache.shape[1], rank, rope))
+    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention_quant(operands))
 
 
 def _fix_non_finite(
@@ -84,14 +64,9 @@ def _fix_non_finite(
 
 
 def _attend(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    caches: Caches,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool,
+    operands: SparseFlashAttention | SparseFlashAttentionQuant, caches: Caches
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    ql_nope, q_pe, *_, topk_indices, batch, scale, round_probs = operands
     (tokens, heads, rank), dtype = ql_nope.shape, ql_nope.dtype
     request, visible = query_layout(batch, tokens)
     nope, pe = _as_rows(ql_nope, caches.rank), _as_rows(q_pe, caches.rope)

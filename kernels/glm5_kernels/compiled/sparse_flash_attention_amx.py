@@ -15,11 +15,10 @@ from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, store_row_as, transpose, turn
 from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
-from glm5_kernels.compiled.sparse_flash_attention_amx_intrinsics import copy_and_pair, softmax_columns
-from glm5_kernels.compiled.sparse_flash_attention_intrinsics import unpacked
+from glm5_kernels.compiled.sparse_flash_attention_intrinsics import copy_and_pair, softmax_columns, unpacked
 from glm5_kernels.compiled.sparse_flash_attention_operands import Caches, aligned
 from glm5_kernels.compiled.sparse_flash_attention_tiles import select_rows
-from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
+from glm5_kernels.sparse_flash_attention import TILE as PER_SCALE
 
 #: Keys of a tile: the more, the fewer times all sums are loaded and stored; what a tile needs fits an L2 cache.
 KEYS = 128

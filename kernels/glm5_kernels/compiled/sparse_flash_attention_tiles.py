@@ -23,7 +23,7 @@ from glm5_kernels.compiled.rows import (
 from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, in_steps
 from glm5_kernels.compiled.sparse_flash_attention_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
 from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE
-from glm5_kernels.sparse_flash_attention.reference import TILE as PER_SCALE
+from glm5_kernels.sparse_flash_attention import TILE as PER_SCALE
 
 #: The kind as which rows of a cache kind are transposed: PACKED rows are unpacked to fp32 first, PAIRED rows move as
 #: 32 bits.

@@ -8,34 +8,29 @@ import numpy as np
 from llvmlite import ir
 from numba import int32, int64, uint32
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from glm5_kernels.compiled.jit import inner
-from glm5_kernels.compiled.simd import I32, I64, WIDTH, Lanes, for_range, returns_value
+from glm5_kernels.compiled.simd import I32, I64, WIDTH, Lanes, intrinsic
 
 _WORDS = ir.VectorType(I32, WIDTH)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def count_at_least(_: Any, values: Any, groups: Any, least: Any) -> Any:
+@intrinsic(returns=int64, least=uint32)
+def count_at_least(v: Lanes, values: Any, groups: Any, least: Any) -> Any:
     """Count the values >= `least` among `groups` times WIDTH uint32 at address `values`."""
-
-    def generate(builder: Any, arguments: Any) -> Any:
-        values, groups, least = arguments
-        threshold = Lanes(builder).broadcast(least)
-        counts, first = cgutils.alloca_once(builder, _WORDS), builder.inttoptr(values, _WORDS.as_pointer())
-        builder.store(ir.Constant(_WORDS, [0] * WIDTH), counts)
-        with for_range(builder, groups) as group:
-            loaded = builder.load(builder.gep(first, [group]))
-            loaded.align = 4
-            reached = builder.zext(builder.icmp_unsigned(">=", loaded, threshold), _WORDS)
-            builder.store(builder.add(builder.load(counts), reached), counts)
-        add_up = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(I32, [_WORDS]), "llvm.vector.reduce.add.v16i32"
-        )
-        return builder.zext(builder.call(add_up, [builder.load(counts)]), I64)
-
-    return int64(int64, int64, uint32), returns_value(generate)
+    builder = v.builder
+    threshold = Lanes(builder).broadcast(least)
+    counts, first = cgutils.alloca_once(builder, _WORDS), builder.inttoptr(values, _WORDS.as_pointer())
+    builder.store(ir.Constant(_WORDS, [0] * WIDTH), counts)
+    with v.loop(groups) as group:
+        loaded = builder.load(builder.gep(first, [group]))
+        loaded.align = 4
+        reached = builder.zext(builder.icmp_unsigned(">=", loaded, threshold), _WORDS)
+        builder.store(builder.add(builder.load(counts), reached), counts)
+    add_up = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(I32, [_WORDS]), "llvm.vector.reduce.add.v16i32"
+    )
+    return builder.zext(builder.call(add_up, [builder.load(counts)]), I64)
 
 
 @inner

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.compiled.fp32_product import per_head
-from glm5_kernels.v_up_proj.reference import check
+from glm5_kernels.v_up_proj import VUpProj
 
 
-def v_up_proj(latent: torch.Tensor, w_uv: torch.Tensor) -> torch.Tensor:
-    check(latent, w_uv)
-    return per_head(latent, w_uv).flatten(1)
+def v_up_proj(operands: VUpProj) -> torch.Tensor:
+    return per_head(operands.latent, operands.w_uv).flatten(1)

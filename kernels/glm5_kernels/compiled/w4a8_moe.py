@@ -11,10 +11,10 @@ from torch.nn.functional import silu
 
 from glm5_kernels.compiled import int8_amx
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, takes_weight
-from glm5_kernels.compiled.int8_product import MAX_TOKENS
-from glm5_kernels.compiled.int8_quantize import COMPILED, takes_rows
+from glm5_kernels.compiled.int8_product import MAX_TOKENS, matmul
+from glm5_kernels.compiled.int8_quantize import quantize_per_token, scale_back_to, takes_rows
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.w4a8_moe import reference
+from glm5_kernels.w4a8_moe import W4a8Moe
 
 Floats = NDArray[np.float32]
 
@@ -30,27 +30,8 @@ class Pairs(NamedTuple):
     starts: NDArray[np.int64]
 
 
-class Experts(NamedTuple):
-    """The weights of the op's contract."""
-
-    w13: torch.Tensor
-    w13_scale: torch.Tensor
-    w2: torch.Tensor
-    w2_scale: torch.Tensor
-
-
-def w4a8_moe(
-    x: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor,
-) -> torch.Tensor:
-    """See the package docstring."""
-    reference.check(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale)
-    experts = Experts(w13, w13_scale, w2, w2_scale)
+def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
+    x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale = operands
     pairs = Pairs(
         np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32), np.empty(len(w13) + 1, np.int64)
     )
@@ -59,34 +40,33 @@ def w4a8_moe(
     takes = takes_weight(w13, w13_scale) and takes_weight(w2, w2_scale) and takes_rows(x)
     out = torch.zeros(x.shape, dtype=torch.float32)
     if takes and 0 < count <= MAX_TOKENS * used:
-        _all_experts(x, pairs, experts, out)
+        _all_experts(operands, pairs, out)
     else:
-        _one_by_one(x, pairs, experts, out)
+        _one_by_one(operands, pairs, out)
     return out.to(x.dtype)
 
 
-def _all_experts(x: torch.Tensor, pairs: Pairs, experts: Experts, out: torch.Tensor) -> None:
+def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
     """out fp32 [T, D] += the experts' share, in one pass over all experts."""
     count = int(pairs.starts[-1])
-    gate_up = grouped_product(
-        x, Groups(pairs.token[:count], pairs.starts), experts.w13, experts.w13_scale, torch.float32
-    )
+    by_token = Groups(pairs.token[:count], pairs.starts)
+    gate_up = grouped_product(operands.x, by_token, operands.w13, operands.w13_scale, torch.float32)
     gate, up = gate_up.chunk(2, dim=-1)  # [P, I] each
     groups = Groups(np.arange(count), pairs.starts)
-    y = grouped_product(silu(gate).mul_(up), groups, experts.w2, experts.w2_scale, torch.float32)
+    y = grouped_product(silu(gate).mul_(up), groups, operands.w2, operands.w2_scale, torch.float32)
     _add(y.numpy(), pairs.token[:count], pairs.weight[:count], out.numpy())
 
 
-def _one_by_one(x: torch.Tensor, pairs: Pairs, experts: Experts, out: torch.Tensor) -> None:
+def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
     """out fp32 [T, D] += the experts' share, one expert after the other; a token is quantized once for all of them."""
-    codes, factors = COMPILED.quantize_per_token(x)
+    codes, factors = quantize_per_token(operands.x)
     for e in np.flatnonzero(np.diff(pairs.starts)).tolist():
         chunk = slice(pairs.starts[e], pairs.starts[e + 1])
         rows = torch.from_numpy(pairs.token[chunk])
-        gate_up = _multiply(codes[rows], factors[rows], experts.w13[e], experts.w13_scale[e])
+        gate_up = _multiply(codes[rows], factors[rows], operands.w13[e], operands.w13_scale[e])
         gate, up = gate_up.chunk(2, dim=-1)  # [n, I] each
-        hidden_codes, hidden_factors = COMPILED.quantize_per_token(silu(gate).mul_(up))
-        y = _multiply(hidden_codes, hidden_factors, experts.w2[e], experts.w2_scale[e])  # [n, D]
+        hidden_codes, hidden_factors = quantize_per_token(silu(gate).mul_(up))
+        y = _multiply(hidden_codes, hidden_factors, operands.w2[e], operands.w2_scale[e])  # [n, D]
         _add(y.numpy(), pairs.token[chunk], pairs.weight[chunk], out.numpy())
 
 
@@ -94,7 +74,9 @@ def _multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, 
     """codes int8 [T, K] times weight int8 [N, K] transposed, times factors [T, 1] and scale [N] -> fp32 [T, N]."""
     if int8_amx.takes(weight, torch.float32) and len(codes) > MAX_TOKENS:
         return int8_amx.multiply(codes, factors, weight, scale, torch.float32)
-    return COMPILED.scale_back(COMPILED.matmul(codes, weight), factors, scale, torch.float32)
+    out = torch.empty(len(codes), len(weight))
+    scale_back_to(out, matmul(codes, weight), factors, scale)
+    return out
 
 
 @kernel

@@ -6,51 +6,133 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import float32, float64, int8, int64
 
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.weight_rounding_intrinsics import (
-    UNROLL,
-    fake_rounded,
-    refit_sums,
-    rounded_bytes,
-    scaled_peak,
-)
-from glm5_kernels.errors import require_fp32, require_matrix, require_shape
-from glm5_kernels.weight_rounding.reference import NOISE, check_rounding
+from glm5_kernels.compiled.simd import I8, I32, WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
+from glm5_kernels.weight_rounding.reference import NOISE
+
+UNROLL = 4
+_INTEGERS, _BYTES = ir.VectorType(I32, WIDTH), ir.VectorType(I8, WIDTH)
+
+
+def _rounded(v: Lanes, scaled: Any, low: Any, high: Any) -> Any:
+    return v.call("minnum", v.call("maxnum", v.call("rint", scaled), low), high)
+
+
+@intrinsic(inverse=float32, low=float32, high=float32)
+def refit_sums(v: Lanes, row: Any, groups: Any, inverse: Any, low: Any, high: Any, out: Any) -> None:
+    """Lanes of sum(w q) to out[0:64], of sum(q^2) to out[64:128], for q = round(w * inverse).
+
+    No lane adds more than K / 64 terms, so sums of squared INT8 integers stay exact for any real row.
+    """
+    builder = v.builder
+    inverse, low, high = v.broadcast(inverse), v.broadcast(low), v.broadcast(high)
+    along, energy = ([v.variable(0.0) for _ in range(UNROLL)] for _ in range(2))
+    with v.loop(groups) as group:
+        start = builder.mul(group, i64_const(WIDTH * UNROLL))
+        for k in range(UNROLL):
+            w = v.load(row, builder.add(start, i64_const(WIDTH * k)))
+            q = _rounded(v, builder.fmul(w, inverse), low, high)
+            builder.store(v.call("fmuladd", w, q, builder.load(along[k])), along[k])
+            builder.store(v.call("fmuladd", q, q, builder.load(energy[k])), energy[k])
+    for number, total in enumerate([*along, *energy]):
+        v.store(builder.load(total), out, i64_const(WIDTH * number))
+
+
+@intrinsic()
+def scaled_peak(v: Lanes, row: Any, groups: Any, factor: Any, target: Any, out: Any) -> None:
+    """target = row * factor (both addresses; factor 0: not at all), lanes of max|target| to out[0:16]."""
+    builder = v.builder
+    peak = v.variable(0.0)
+    with builder.if_else(builder.icmp_signed("==", factor, i64_const(0))) as (plain, scaled):
+        with plain, v.loop(groups) as group:
+            w = v.load(row, builder.mul(group, i64_const(WIDTH)))
+            builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
+        with scaled, v.loop(groups) as group:
+            index = builder.mul(group, i64_const(WIDTH))
+            w = builder.fmul(v.load(row, index), v.load(factor, index))
+            v.store(w, target, index)
+            builder.store(v.call("maxnum", builder.load(peak), v.call("fabs", w)), peak)
+    v.store(builder.load(peak), out, i64_const(0))
+
+
+@intrinsic(scale=float32, low=float32, high=float32)
+def fake_rounded(v: Lanes, row: Any, groups: Any, scale: Any, low: Any, high: Any) -> None:
+    """row = round(row / scale) * scale, in place."""
+    builder = v.builder
+    scale, low, high = v.broadcast(scale), v.broadcast(low), v.broadcast(high)
+    with v.lane_groups(groups) as index:
+        q = _rounded(v, builder.fdiv(v.load(row, index), scale), low, high)
+        v.store(builder.fmul(q, scale), row, index)
+
+
+@intrinsic(scale=float32, low=float32, high=float32)
+def rounded_bytes(
+    v: Lanes, row: Any, groups: Any, scale: Any, low: Any, high: Any, shift: Any, out: Any, sums: Any
+) -> None:
+    """Integers to the bytes at `out`; lanes of sum(q), of the squared error and of the squared weight to sums[0:48].
+
+    shift -1: whole bytes; 0: the low nibble, the rest zero; 4: the high nibble, the low one stays.
+    """
+    builder = v.builder
+    scale, low, high = v.broadcast(scale), v.broadcast(low), v.broadcast(high)
+    total, error, square = (v.variable(0.0) for _ in range(3))
+    with v.lane_groups(groups) as start:
+        w = v.load(row, start)
+        q = _rounded(v, builder.fdiv(w, scale), low, high)
+        miss = builder.fsub(builder.fmul(q, scale), w)
+        builder.store(builder.fadd(builder.load(total), q), total)
+        builder.store(v.call("fmuladd", miss, miss, builder.load(error)), error)
+        builder.store(v.call("fmuladd", w, w, builder.load(square)), square)
+        target = builder.inttoptr(builder.add(out, start), _BYTES.as_pointer())
+        _store_bytes(builder, builder.fptosi(q, _INTEGERS), shift, target)
+    for number, lanes in enumerate((total, error, square)):
+        v.store(builder.load(lanes), sums, i64_const(WIDTH * number))
+
+
+def _store_bytes(builder: Any, integers: Any, shift: Any, target: Any) -> None:
+    def store(value: Any) -> None:
+        builder.store(builder.trunc(value, _BYTES), target).align = 1
+
+    with builder.if_else(builder.icmp_signed("<", shift, i64_const(0))) as (whole, nibble):
+        with whole:
+            store(integers)
+        with nibble, builder.if_else(builder.icmp_signed("==", shift, i64_const(0))) as (first, second):
+            with first:
+                store(builder.and_(integers, ir.Constant(_INTEGERS, [15] * WIDTH)))
+            with second:
+                low_nibbles = builder.load(target)
+                low_nibbles.align = 1
+                moved = builder.shl(integers, ir.Constant(_INTEGERS, [4] * WIDTH))
+                store(builder.or_(moved, builder.zext(low_nibbles, _INTEGERS)))
+
 
 _GROUP = WIDTH * UNROLL
 
 
-def ssz_scale(weight: torch.Tensor, largest: int, steps: int, grid: torch.Tensor) -> torch.Tensor:
-    """See the package docstring."""
-    require_matrix("weight", weight)
-    require_fp32("grid", grid, (None,))
+def ssz_scale(operands: SszScale) -> torch.Tensor:
+    weight, largest, steps, grid = operands
     out = torch.empty(len(weight), 1)
-    _ssz_scales(weight.contiguous().numpy(), largest, steps, grid.float().numpy(), out.numpy())
+    _ssz_scales(weight.contiguous().numpy(), largest, steps, grid.numpy(), out.numpy())
     return out
 
 
-def fake_round(weight: torch.Tensor, factor: torch.Tensor, largest: int, steps: int) -> torch.Tensor:
-    """See the package docstring."""
-    require_matrix("weight", weight)
-    require_shape("factor", factor, (weight.shape[1],))
+def fake_round(operands: FakeRound) -> torch.Tensor:
+    weight, factor, largest, steps = operands
     out = torch.empty(weight.shape)
     _fake_round(weight.contiguous().numpy(), factor.float().contiguous().numpy(), largest, steps, out.numpy())
     return out
 
 
-def round_rows(
-    weight: torch.Tensor, scale: torch.Tensor, bits: int, parts: int = 1
-) -> tuple[torch.Tensor, torch.Tensor, float, float]:
-    """See the package docstring."""
-    check_rounding(weight, scale, bits, parts)
+def round_rows(operands: RoundRows) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    weight, scale, bits, parts = operands
     n, k = weight.shape
-    stored = torch.empty(n // 2 if bits == 4 else n, k, dtype=torch.int8)
-    sums = torch.empty(n, parts)
+    stored, sums = torch.empty(n * bits // 8, k, dtype=torch.int8), torch.empty(n, parts)
     error, square = _round_rows(
-        weight.contiguous().numpy(), scale.float().contiguous().numpy(), bits, stored.numpy(), sums.numpy()
+        weight.contiguous().numpy(), scale.contiguous().numpy(), bits, stored.numpy(), sums.numpy()
     )
     return stored, sums, error, square
 

@@ -9,21 +9,47 @@ columns F: w_F += X_F^T h e with h = (damping I + X_F X_F^T)^-1 x. This is GPTQ'
 inputs instead of the K x K Hessian: cheaper if n < K. Then `passes` times: the best scale for the integers (only with
 `refit`), and for each column the best integer while all others stay (coordinate descent).
 
-    gptq_inverse_factors(inputs, damping) -> fp32 [K, n]
-
-        h of every column, if the later columns are free.
-
-    gptq_round(weight, scale, largest, perm, inputs, hinv_factors, damping, passes, refit) -> integers, scale
-
-        weight        fp32 [N, K]
-        scale         fp32 [N, 1]  > 0
-        largest       7 for INT4, 127 for INT8; integers lie in -largest - 1 .. largest, ties go to even
-        perm          int64 [K]    every column once: the first one to round, the second one, ...
-        inputs        fp32 [K, n]  X transposed, permuted: row k holds the inputs of column perm[k]
-        hinv_factors  fp32 [K, n]  from `gptq_inverse_factors`, permuted
-        returns       fp32 [N, K], whole numbers, and the scale fp32 [N, 1], changed only by `refit`
-
 Rows do not influence each other: the same bits for any number of threads and any split into multiples of 16 rows.
 Source: GPTQ (arXiv 2210.17323), LDLQ (arXiv 2307.13304); the low-rank form by the matrix inversion lemma is ours.
-Errors: `KernelInputError` on shapes that do not fit, and on a `perm` that names a column twice.
 """
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glm5_kernels.errors import KernelInputError
+
+
+class GptqInverseFactors(NamedTuple):
+    """h fp32 [K, n] of every column, if the later columns are free."""
+
+    inputs: Annotated[Tensor, "fp32 [K, n]"]  # X transposed, in the order of rounding
+    damping: float
+
+    def rules(self) -> None:
+        if self.damping <= 0:
+            raise KernelInputError(f"GPTQ needs damping > 0, got {self.damping}")
+
+
+class GptqRound(NamedTuple):
+    """Integers (whole numbers in fp32 [N, K]) and scale fp32 [N, 1], which only `refit` changes."""
+
+    weight: Annotated[Tensor, "fp32 [N, K]"]
+    scale: Annotated[Tensor, "fp32 [N, 1]"]  # > 0
+    largest: int  # 7 for INT4, 127 for INT8; integers lie in -largest - 1 .. largest, ties go to even
+    perm: Annotated[Tensor, "int64 [K]"]  # every column once: the first one to round, the second one, ...
+    inputs: Annotated[Tensor, "fp32 [K, n]"]  # X transposed, permuted: row k holds the inputs of column perm[k]
+    hinv_factors: Annotated[Tensor, "fp32 [K, n]"]  # of `GptqInverseFactors`, permuted
+    damping: float
+    passes: int
+    refit: bool
+
+    def rules(self) -> None:
+        columns = self.weight.shape[1]
+        if not columns:
+            raise KernelInputError(f"weight has shape {list(self.weight.shape)}, expected at least one column")
+        if not torch.equal(self.perm.sort().values, torch.arange(columns, device=self.perm.device)):
+            raise KernelInputError(f"perm must name every one of {columns} columns once")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_fp32, require_matrix, require_shape
+from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 
 _BLOCK = 64  # columns added to the inverse at a time
 
 
-def gptq_inverse_factors(inputs: torch.Tensor, damping: float) -> torch.Tensor:
-    """See the package docstring.
+def gptq_inverse_factors(operands: GptqInverseFactors) -> torch.Tensor:
+    """h of every column, from the last one to the first.
 
-    From the last column to the first: P = (damping I + X_F X_F^T)^-1 loses a rank-one term as a column joins F. A block
+    P = (damping I + X_F X_F^T)^-1 loses a rank-one term as a column joins F. A block
     of columns joins by the Cholesky factor of I + X_B^T P X_B, whose diagonal scales the terms back.
     """
-    if damping <= 0 or inputs.dim() != 2:
-        raise KernelInputError(f"GPTQ needs inputs [K, n] and damping > 0, got {list(inputs.shape)}, {damping}")
+    inputs, damping = operands
     columns, n = inputs.shape
     inverse = torch.eye(n, dtype=torch.float64, device=inputs.device) / damping
     factors = torch.empty_like(inputs)
@@ -32,19 +31,8 @@ def gptq_inverse_factors(inputs: torch.Tensor, damping: float) -> torch.Tensor:
     return factors
 
 
-def gptq_round(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    largest: int,
-    perm: torch.Tensor,
-    inputs: torch.Tensor,
-    hinv_factors: torch.Tensor,
-    damping: float,
-    passes: int,
-    refit: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package docstring."""
-    check(weight, scale, perm, inputs, hinv_factors)
+def gptq_round(operands: GptqRound) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, scale, largest, perm, inputs, hinv_factors, damping, passes, refit = operands
     weight, scale = weight[:, perm], scale.clone()
     q = torch.empty_like(weight)
     error_on_inputs = weight.new_zeros(len(weight), inputs.shape[1])
@@ -68,22 +56,6 @@ def gptq_round(
     if refit:
         scale = _refit(weight, q, scale, outputs, q @ inputs, damping)
     return _unpermuted(q, perm), scale
-
-
-def check(
-    weight: torch.Tensor, scale: torch.Tensor, perm: torch.Tensor, inputs: torch.Tensor, hinv_factors: torch.Tensor
-) -> None:
-    """Raise `KernelInputError` unless the shapes fit and `perm` is a permutation."""
-    require_matrix("weight", weight)
-    for name, tensor in {"scale": scale, "inputs": inputs, "hinv_factors": hinv_factors}.items():
-        require_fp32(name, tensor, (None, None))
-    require_shape("scale", scale, (len(weight), 1))
-    require_shape("inputs", inputs, (weight.shape[1], None))
-    require_shape("hinv_factors", hinv_factors, tuple(inputs.shape))
-    require_shape("perm", perm, (weight.shape[1],))
-    columns = torch.arange(weight.shape[1], device=perm.device)
-    if perm.dtype != torch.int64 or not torch.equal(perm.sort().values, columns):
-        raise KernelInputError(f"perm must be int64 and name every one of {len(columns)} columns once")
 
 
 def _unpermuted(q: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:

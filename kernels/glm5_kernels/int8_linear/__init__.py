@@ -5,9 +5,26 @@
     W8A8 static ("per_tensor_quant_asymm"):    x_q = round(x / input_scale + input_offset)
                                                y = (x_q W_q^T + quant_bias) * deq_scale
 
-Arguments: x [..., K] float; w `LinearWeights` with int8 weight [N, K]. Returns [..., N] in x's dtype.
 x_q saturates at -128..127, ties to even. `no_quant` is accepted and is an ordinary matmul.
 
 Source: vllm-ascend `quantization/methods/w8a8_dynamic.py`, `w8a8_static.py` (semantics).
-Errors: `KernelInputError` on missing scales, wrong dtypes or an unknown quant mode.
 """
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from torch import Tensor
+
+from glm5_kernels.contract import require_shape
+from glm5_kernels.int8 import LinearWeights
+
+
+class Int8Linear(NamedTuple):
+    """x times the quantized weight [N, K] transposed: [..., N] in x's dtype."""
+
+    x: Annotated[Tensor, "float [..., K]"]
+    w: LinearWeights
+
+    def rules(self) -> None:
+        require_shape("w.weight", self.w.weight, (len(self.w.weight), self.x.shape[-1]))

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
-from glm5_kernels.errors import require_floats
-from glm5_kernels.int8 import LinearWeights, apply_linear, check_linear
+from glm5_kernels.int8 import LinearWeights, apply_linear
+from glm5_kernels.int8_linear import Int8Linear
 
 
 def int8_linear(
-    x: torch.Tensor,
-    w: LinearWeights,
+    operands: Int8Linear,
     apply: Callable[[torch.Tensor, LinearWeights, torch.dtype], torch.Tensor] = apply_linear,
 ) -> torch.Tensor:
-    """See the package docstring."""
-    check(x, w)
-    if x.dim() == 2:
-        return apply(x, w, x.dtype)
-    rows = x.reshape(-1, x.shape[-1])
-    return apply(rows, w, x.dtype).reshape(*x.shape[:-1], w.weight.shape[0])
-
-
-def check(x: torch.Tensor, w: LinearWeights) -> None:
-    """Raise `KernelInputError` unless the operands fit the contract."""
-    require_floats(x=x)
-    check_linear("w", w, None, x.shape[-1])
+    x, w = operands
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return apply(rows, w, x.dtype).reshape(*x.shape[:-1], len(w.weight))

@@ -3,30 +3,60 @@
     score[t, s] = sum_h weights[t, h] * relu(q[t, h, :] . k[s, :])          in fp32
     out[t, :]   = the min(topk, visible) positions s < visible(t) with the largest score, then -1
 
-Arguments (T query tokens of all requests in a row, B requests, H index heads, D index head dim):
-
-    q               [T, H, D]                      rotated; fp32, bf16 or fp16
-    k_cache         [num_blocks, block_size, D]    rotated keys, this step's keys already inside
-    weights         [T, H]                         any sign; a positive constant factor changes nothing
-    batch           PagedBatch                     of B requests and T tokens, see `paged_cache`
-    topk            int >= 1
-    returns         int32 [T, topk]                positions inside the request, ascending, unused tail -1
+T query tokens of all requests in a row, H index heads, D index head dim.
 
 Rules: query i of n sees positions 0 .. seq_len - n + i. Equal scores: the lowest position wins, always. A position
 that is not visible, whose block is missing, or whose score is NaN, is never returned. Attention does not depend on the
-order; the official operators (`npu.py`) return their own.
-
-`lightning_indexer_quant` is the same on int8 keys (LI-C8, half the bytes):
-
-    score[t, s] = k_scale[s] * sum_h weights[t, h] * relu(q_scale[t, h] * (q[t, h, :] . k[s, :]))
-
-    q, k_cache      int8; q_scale [T, H] and k_scale_cache [num_blocks, block_size] positive, fp16 on an NPU
-    order           q, k_cache, weights, q_scale, k_scale_cache, batch, topk
-
-`quantize_indexer(x [..., D]) -> int8 [..., D], fp16 [...]` makes both: rotated by the Hadamard matrix of size D, so
-that no dimension stands out, then max|x| / 127 per vector. A rotation of q and k alike changes no dot product.
+order; the official operators (`ascend/`) return their own.
 
 Source: arXiv 2512.02556 (DeepSeek-V3.2), `GlmMoeDsaIndexer` of transformers 5.19, `npu_lightning_indexer`
 (sparse_mode 3); for int8 vllm-ascend's `npu_lightning_indexer_quant` and `attention/sfa_v1.py` (Hadamard, scales).
-Errors: `KernelInputError` on shapes that do not fit.
 """
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from torch import Tensor
+
+from glm5_kernels.errors import KernelInputError
+from glm5_kernels.paged_cache import PagedBatch, check_blocks
+
+
+class LightningIndexer(NamedTuple):
+    """The `topk` best visible positions of each query token: int32 [T, topk], ascending, then -1."""
+
+    q: Annotated[Tensor, "float [T, H, D]"]  # rotated
+    k_cache: Annotated[Tensor, "float [num_blocks, block_size, D]"]  # rotated, with this step's keys
+    weights: Annotated[Tensor, "float [T, H]"]  # any sign; a positive constant factor changes nothing
+    batch: PagedBatch
+    topk: int
+
+    def rules(self) -> None:
+        _check(self)
+
+
+class LightningIndexerQuant(NamedTuple):
+    """`LightningIndexer` on int8 queries and keys with their scales (LI-C8, half the bytes; see `quantize_indexer`).
+
+    score[t, s] = k_scale[s] * sum_h weights[t, h] * relu(q_scale[t, h] * (q[t, h, :] . k[s, :]))
+    """
+
+    q: Annotated[Tensor, "int8 [T, H, D]"]
+    k_cache: Annotated[Tensor, "int8 [num_blocks, block_size, D]"]
+    weights: Annotated[Tensor, "float [T, H]"]
+    q_scale: Annotated[Tensor, "float [T, H]"]  # positive; fp16 on an NPU
+    k_scale_cache: Annotated[Tensor, "float [num_blocks, block_size]"]
+    batch: PagedBatch
+    topk: int
+
+    def rules(self) -> None:
+        _check(self)
+
+
+def _check(operands: LightningIndexer | LightningIndexerQuant) -> None:
+    if 0 in operands.q.shape[1:]:
+        raise KernelInputError(f"q has shape {list(operands.q.shape)}, expected at least one head and one dim")
+    check_blocks(operands.batch, *operands.k_cache.shape[:2])
+    if operands.topk < 1:
+        raise KernelInputError(f"topk is {operands.topk}, must be at least 1")

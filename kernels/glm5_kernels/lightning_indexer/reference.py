@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_shape
-from glm5_kernels.paged_cache import PagedBatch, cache_rows, check_blocks, physical_rows, query_layout, readable
+from glm5_kernels.errors import KernelInputError
+from glm5_kernels.hadamard.reference import hadamard_matrix
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
+from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout, readable
 
 #: fp32 elements of one block's [rows, H, S] score tensor; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
 
 
-def lightning_indexer(
-    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
-) -> torch.Tensor:
-    check(q, k_cache, weights, batch, topk)
-    return _select(q, k_cache, weights, None, batch, topk)
+def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
+    return _select(operands, operands.q, None)
 
 
-def lightning_indexer_quant(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    q_scale: torch.Tensor,
-    k_scale_cache: torch.Tensor,
-    batch: PagedBatch,
-    topk: int,
-) -> torch.Tensor:
-    check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, batch, topk)
-    scaled = q.float() * q_scale.float()[..., None]
-    return _select(scaled, k_cache, weights, k_scale_cache[..., None], batch, topk)
+def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
+    scaled = operands.q.float() * operands.q_scale.float()[..., None]
+    return _select(operands, scaled, operands.k_scale_cache[..., None])
 
 
 def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate and quantize x [..., D] to int8 [..., D] and fp16 scales [...], for `lightning_indexer_quant`.
+
+    The rotation is by the Hadamard matrix of size D, so that no dimension stands out; the scale is max|x| / 127 per
+    vector. A rotation of q and k alike changes no dot product.
 
     Raises:
         KernelInputError: D is not a power of two.
@@ -45,29 +36,15 @@ def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     size = x.shape[-1]
     if size & (size - 1):
         raise KernelInputError(f"index_head_dim is {size}, the Hadamard rotation needs a power of two")
-    y = x.float() @ _rotation(size).to(x.device)
+    y = x.float() @ (hadamard_matrix(size) * size**-0.5).to(x.device)
     scale = (y.abs().amax(-1, keepdim=True).clamp_min(1e-6) / 127).to(torch.float16)
     return torch.round(y / scale.float()).clamp_(-127, 127).to(torch.int8), scale[..., 0]
 
 
-@cache
-def _rotation(size: int) -> torch.Tensor:
-    """The orthogonal Hadamard matrix; cached, since a server with int8 keys uses it twice per layer and step."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
-    rotation: torch.Tensor = matrix * size**-0.5
-    return rotation
-
-
 def _select(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    batch: PagedBatch,
-    topk: int,
+    operands: LightningIndexer | LightningIndexerQuant, q: torch.Tensor, k_scale: torch.Tensor | None
 ) -> torch.Tensor:
+    k_cache, weights, batch, topk = operands.k_cache, operands.weights, operands.batch, operands.topk
     num_tokens, heads, _ = q.shape
     visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
@@ -86,32 +63,6 @@ def _select(
             scores = score_keys(q[lo:hi], keys, weights[lo:hi]) * factor
             out[lo:hi] = best_positions(scores, seen, topk)
     return out
-
-
-def check_quant(q: torch.Tensor, k_cache: torch.Tensor, q_scale: torch.Tensor, k_scale_cache: torch.Tensor) -> None:
-    """Raise `KernelInputError` unless the int8 operands and their scales fit."""
-    if q.dtype != torch.int8 or k_cache.dtype != torch.int8:
-        raise KernelInputError(f"q is {q.dtype} and k_cache {k_cache.dtype}, both must be int8")
-    require_shape("q_scale", q_scale, (q.shape[0], q.shape[1]))
-    require_shape("k_scale_cache", k_scale_cache, (k_cache.shape[0], k_cache.shape[1]))
-    require_floats(q_scale=q_scale, k_scale_cache=k_scale_cache)
-    require_device(q, q_scale=q_scale, k_scale_cache=k_scale_cache)
-
-
-def check(q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int) -> None:
-    """Raise `KernelInputError` unless the arguments fit."""
-    require_shape("q", q, (None, None, None))
-    if 0 in q.shape[1:]:
-        raise KernelInputError(f"q has shape {list(q.shape)}, expected at least one head and one dim")
-    require_shape("k_cache", k_cache, (None, None, q.shape[2]))
-    require_shape("weights", weights, (q.shape[0], q.shape[1]))
-    require_floats(weights=weights)
-    if q.dtype != torch.int8:
-        require_floats(q=q, k_cache=k_cache)
-    require_device(q, k_cache=k_cache, weights=weights)
-    check_blocks(batch, *k_cache.shape[:2])
-    if topk < 1:
-        raise KernelInputError(f"topk is {topk}, must be at least 1")
 
 
 def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

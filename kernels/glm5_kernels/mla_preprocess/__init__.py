@@ -1,20 +1,8 @@
 """MLA preprocess: everything between a layer's input and the operands of sparse attention, in one op.
 
-Arguments (T tokens, D hidden size, H heads, Rq = q_lora_rank, R = kv_lora_rank, N/P = qk nope/rope head dim):
+T tokens, D hidden size, H heads, Q = q_lora_rank, R = kv_lora_rank, N/P = qk nope/rope head dim.
 
-    hidden_states   [T, D]          after input_layernorm
-    cos, sin        [T, P / 2]      of each token's position; rotation pairs are interleaved: (0,1), (2,3), ...
-    qkv_a           LinearWeights   N = Rq + R + P, rows  q | kv latent | k_pe  (vLLM's fused_qkv_a_proj)
-    q_b             LinearWeights   N = H * (N + P), each head's rows  nope | rope
-    w_uk_t          [H, N, R]       kv_b_proj's key half, per head: absorbs q_nope into the latent space
-    q_a_gamma       [Rq]            RMSNorm weights; kv_a_gamma [R] likewise
-    slot_mapping    int [T]         cache row of each token (block * block_size + offset); negative = skip
-    ckv_cache       [num_blocks, block_size, R]     written; kpe_cache [num_blocks, block_size, P] likewise;
-                                    both may be strided views of one fused 576-wide cache
-    eps             float           of both norms (HF 5.19: 1e-6, vLLM: rms_norm_eps, the NPU kernel: 1e-6)
-    returns         ql_nope [T, H, R], q_pe [T, H, P], q_c [T, Rq], all in hidden_states' dtype
-
-The 13 steps (`reference.steps` gives what each yields):
+The 13 steps:
 
     1-3   y = qkv_a(hidden_states)            quantize, multiply, scale back
     4     y -> q | kv | k_pe
@@ -26,12 +14,51 @@ The 13 steps (`reference.steps` gives what each yields):
     12    kpe = rope(k_pe)
     13    ckv_cache[slot], kpe_cache[slot] = ckv, kpe
 
-qkv_a and q_b each have their own quant mode: "no_quant", "per_token_quant_symm" (W8A8_DYNAMIC) or
+qkv_a has the rows q | kv latent | k_pe (vLLM's fused_qkv_a_proj), q_b for each head nope | rope. Each has its own quant
+mode: "no_quant", "per_token_quant_symm" (W8A8_DYNAMIC) or
 "per_tensor_quant_asymm" (W8A8 static). no_quant multiplies in the activation dtype.
 
 On purpose unlike the NPU kernel `_C_ascend.mla_preprocess`: rows are q | kv | k_pe, not kv | k_pe | q; rope is
 interleaved in and out, not half-split on permuted weights; quantization divides in fp32, not fp16; no q_a beta.
 
-Source: vllm-ascend `csrc/mla_preprocess` (semantics), vLLM `model_executor/layers/mla.py`.
-Errors: `KernelInputError` on shapes, dtypes or quant modes that do not fit.
-"""
+Source: vllm-ascend `csrc/mla_preprocess` (semantics), vLLM `model_executor/layers/mla.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glm5_kernels.contract import WRITTEN, require_same_dtype, require_shape
+from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.paged_cache import check_slots
+
+
+class MlaPreprocess(NamedTuple):
+    """ql_nope [T, H, R], q_pe [T, H, P] and q_c [T, Q] in hidden_states' dtype; writes rows of both caches."""
+
+    hidden_states: Annotated[Tensor, "float [T, D]"]  # after input_layernorm
+    cos: Annotated[Tensor, "float [T, pairs]"]  # of each token's position; pairs are interleaved: (0, 1), (2, 3), ...
+    sin: Annotated[Tensor, "float [T, pairs]"]
+    qkv_a: LinearWeights  # [Q + R + P, D]
+    q_b: LinearWeights  # [H * (N + P), Q]
+    w_uk_t: Annotated[Tensor, "float [H, N, R]"]  # kv_b_proj's key half: absorbs q_nope into the latent space
+    q_a_gamma: Annotated[Tensor, "float [Q]"]  # RMSNorm weights
+    kv_a_gamma: Annotated[Tensor, "float [R]"]
+    slot_mapping: Annotated[Tensor, "int [T]"]  # cache row of each token, block * block_size + offset; negative = skip
+    ckv_cache: Annotated[Tensor, "float [num_blocks, block_size, R]", WRITTEN]  # both may be views of one fused cache
+    kpe_cache: Annotated[Tensor, "float [num_blocks, block_size, P]", WRITTEN]
+    eps: float  # of both norms (HF 5.19: 1e-6, vLLM: rms_norm_eps, the NPU kernel: 1e-6)
+
+    def rules(self) -> None:
+        (heads, nope, rank), rope, q_lora = self.w_uk_t.shape, self.kpe_cache.shape[2], len(self.q_a_gamma)
+        tokens, hidden = self.hidden_states.shape
+        require_shape("cos", self.cos, (tokens, rope // 2))
+        require_shape("qkv_a.weight", self.qkv_a.weight, (q_lora + rank + rope, hidden))
+        require_shape("q_b.weight", self.q_b.weight, (heads * (nope + rope), q_lora))
+        weights = {"qkv_a.weight": self.qkv_a.weight, "q_b.weight": self.q_b.weight, "w_uk_t": self.w_uk_t}
+        for name, weight in weights.items():
+            if weight.dtype != torch.int8:
+                require_same_dtype(name, weight, "hidden_states", self.hidden_states)
+        check_slots(self.slot_mapping, self.kpe_cache)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from glm5_kernels.gptq import GptqInverseFactors
 from glm5_kernels.gptq.reference import gptq_inverse_factors
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
@@ -31,6 +33,7 @@ BATCHES = {  # (length, query tokens) per request
 ROUNDED_CODES = Tolerance(
     5e-2, 2e-2, "bf16 between the steps; an int8 code near a rounding boundary may round either way", norm=1.5e-2
 )
+PREPROCESS_OUTPUTS = ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache")
 #: Attention heads of one of several ranks.
 RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}
 
@@ -41,9 +44,8 @@ class Case:
 
     Attributes:
         arguments: as the op's function takes them.
-        outputs: name and tolerance of every result that is compared as values.
+        outputs: name and tolerance of every result that is compared as values, and of every argument that is written.
         gap: for positions selected by the indexer: score distance within which positions may be swapped.
-        written: positions of the arguments the op writes to; compared as further results.
     """
 
     op: str
@@ -51,7 +53,6 @@ class Case:
     arguments: tuple[Any, ...]
     outputs: tuple[tuple[str, Tolerance], ...] = ()
     gap: float | None = None
-    written: tuple[int, ...] = ()
 
 
 def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
@@ -157,27 +158,36 @@ def _quantized(mode: str, n: int, k: int, dtype: torch.dtype, generator: torch.G
     return LinearWeights(weight, PER_TENSOR, scale * step, step, offset, bias)
 
 
+def preprocess_operands(
+    mode: str,
+    dtype: torch.dtype,
+    tokens: int,
+    generator: torch.Generator,
+    heads: int = HEADS,
+    q_lora: int = Q_LORA,
+    hidden: int = HIDDEN,
+) -> tuple[Any, ...]:
+    """Operands of `mla_preprocess`; the first of several tokens is padding."""
+    slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
+    slots[0] = -1 if tokens > 1 else slots[0]
+    angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
+    fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=dtype)
+    return (
+        torch.randn(tokens, hidden, generator=generator).to(dtype), angle.cos(), angle.sin(),
+        _quantized(mode, q_lora + RANK + ROPE, hidden, dtype, generator),
+        _quantized(mode, heads * (NOPE + ROPE), q_lora, dtype, generator),
+        (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
+        0.9 + 0.2 * torch.rand(q_lora, generator=generator), 0.9 + 0.2 * torch.rand(RANK, generator=generator),
+        slots, fused[..., :RANK], fused[..., RANK:], 1e-6,
+    )  # fmt: skip
+
+
 def _preprocess(generator: torch.Generator) -> Iterator[Case]:
-    for mode in (NO_QUANT, PER_TOKEN, PER_TENSOR):
-        for dtype in (torch.float32, torch.bfloat16):
-            for tokens in (1, 8, 40):
-                slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
-                slots[0] = -1 if tokens > 1 else slots[0]  # padding
-                angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
-                fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=dtype)
-                arguments = (
-                    torch.randn(tokens, HIDDEN, generator=generator).to(dtype), angle.cos(), angle.sin(),
-                    _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, dtype, generator),
-                    _quantized(mode, HEADS * (NOPE + ROPE), Q_LORA, dtype, generator),
-                    (torch.randn(HEADS, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
-                    torch.ones(Q_LORA), torch.ones(RANK), slots, fused[..., :RANK], fused[..., RANK:], 1e-6,
-                )  # fmt: skip
-                allowed = _sums(dtype, HIDDEN)
-                if dtype == torch.bfloat16:
-                    allowed = ROUNDED_CODES
-                outputs = tuple((name, allowed) for name in ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"))
-                variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens"
-                yield Case("mla_preprocess", variant, arguments, outputs, written=(9, 10))
+    for mode, dtype, tokens in itertools.product(QUANT_MODES, (torch.float32, torch.bfloat16), (1, 8, 40)):
+        allowed = ROUNDED_CODES if dtype == torch.bfloat16 else _sums(dtype, HIDDEN)
+        outputs = tuple((name, allowed) for name in PREPROCESS_OUTPUTS)
+        arguments = preprocess_operands(mode, dtype, tokens, generator)
+        yield Case("mla_preprocess", f"{mode}, {str(dtype)[6:]}, {tokens} tokens", arguments, outputs)
 
 
 def _index_operands(generator: torch.Generator) -> Iterator[Case]:
@@ -194,7 +204,7 @@ def _index_operands(generator: torch.Generator) -> Iterator[Case]:
             )  # fmt: skip
             outputs = tuple((name, _sums(dtype, INDEX_DIM)) for name in ("q", "k_cache"))
             variant = f"{str(dtype)[6:]}, {tokens} tokens, {'pairs' if interleaved else 'halves'}"
-            yield Case("indexer_preprocess", variant, arguments, outputs, written=(9,))
+            yield Case("indexer_preprocess", variant, arguments, outputs)
 
 
 def _up_projection(generator: torch.Generator) -> Iterator[Case]:
@@ -232,7 +242,7 @@ def _rotation(generator: torch.Generator) -> Iterator[Case]:
     for size, shape, dim in ((6144, (4, 6144), 1), (512, (20, 1024), 1), (32, (64, 48), 0), (6144, (6144, 16), 0)):
         arguments = torch.randn(shape, generator=generator), torch.randn(size, generator=generator), dim
         allowed = Tolerance(1e-4, 1e-5, f"{size} terms in fp32, butterflies or products")
-        yield Case("hadamard", f"size {size}, dim {dim}", arguments, (("x", allowed),))
+        yield Case("hadamard", f"size {size}, dim {dim}", arguments, (("result", allowed), ("x", allowed)))
 
 
 def _rounding(generator: torch.Generator) -> Iterator[Case]:
@@ -257,7 +267,7 @@ def _gptq(generator: torch.Generator) -> Iterator[Case]:
     sums = Tolerance(1e-6, 1e-4, "sums in another order")
     inputs = (torch.randn(24, 64, generator=generator) @ torch.randn(64, 64, generator=generator)).T.contiguous() / 8
     yield Case("gptq_inverse_factors", "64 columns, 24 inputs", (inputs, 0.5), (("factors", sums),))
-    factors = gptq_inverse_factors(inputs, 0.5)
+    factors = gptq_inverse_factors(GptqInverseFactors(inputs, 0.5))
     for bits, passes, refit in ((4, 0, False), (4, 1, True), (8, 1, False)):
         weight, largest = torch.randn(16, 64, generator=generator), 2 ** (bits - 1) - 1
         scale = weight.abs().amax(1, keepdim=True) / largest

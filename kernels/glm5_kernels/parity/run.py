@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from glm5_kernels import registry
+from glm5_kernels.contract import tensor_specs
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
@@ -19,7 +19,7 @@ from glm5_kernels.parity.compare import Difference, Tolerance, compare_selection
 
 
 @dataclass(frozen=True)
-class ParityRow:
+class ParityRow(Difference):
     """One output of one implementation compared with the reference.
 
     `skipped` says why an implementation does not support this variant; then nothing was compared.
@@ -29,11 +29,7 @@ class ParityRow:
     variant: str
     implementation: str
     output: str
-    ok: bool
-    worst: str
-    largest: float
-    relative: float
-    allowed: str
+    allowed: str = ""
     skipped: str = ""
 
 
@@ -54,22 +50,23 @@ def parity(
             continue
         want = _results(case, "reference", "cpu")
         for implementation in others:
+            names = case.op, case.variant, implementation
             try:
                 got = _results(case, implementation, device)
             except UnsupportedVariantError as error:
-                yield ParityRow(case.op, case.variant, implementation, "-", True, "", 0.0, 0.0, "", str(error))
+                yield ParityRow(True, "", 0.0, 0.0, *names, "-", skipped=str(error))
                 continue
             except Exception as error:  # a failing implementation is a result, not the end of the suite
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
-                yield ParityRow(case.op, case.variant, implementation, "-", False, text, float("inf"), float("inf"), "")
+                yield ParityRow(False, text, math.inf, math.inf, *names, "-")
                 continue
             yield from _judge(case, implementation, got, want)
 
 
 def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
     def row(output: str, difference: Difference, allowed: str) -> ParityRow:
-        ok, worst, largest, relative = dataclasses.astuple(difference)
-        return ParityRow(case.op, case.variant, implementation, output, ok, worst, largest, relative, allowed)
+        names: dict[str, Any] = {"op": case.op, "variant": case.variant, "implementation": implementation}
+        return ParityRow(**vars(difference), **names, output=output, allowed=allowed)
 
     if case.gap is not None:
         difference = compare_selection(got[0], want[0], _scores(case), case.gap)
@@ -91,7 +88,7 @@ def _results(case: Case, implementation: str, device: str) -> list[Any]:
     arguments = [copied(argument, device) for argument in case.arguments]
     output = registry.load(case.op, implementation)(*arguments)
     outputs = list(output) if isinstance(output, tuple) else [output]
-    return outputs + [arguments[position] for position in case.written]
+    return outputs + [arguments[spec.number] for spec in tensor_specs(registry.contract(case.op)) if spec.written]
 
 
 def copied(value: Any, device: str) -> Any:

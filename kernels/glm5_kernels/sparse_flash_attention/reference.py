@@ -6,75 +6,44 @@ from collections.abc import Callable
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_device, require_floats, require_integers, require_shape
-from glm5_kernels.paged_cache import PagedBatch, cache_rows, check_blocks, physical_rows, query_layout
+from glm5_kernels.paged_cache import cache_rows, physical_rows, query_layout
+from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant
 
 #: fp32 elements of one block's gathered [rows, K, R + P] keys; 2**24 is 64 MiB.
 BLOCK_ELEMENTS = 2**24
-#: Latents that share a scale in a packed row.
-TILE = 128
 
 
-def sparse_flash_attention(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
-    request, visible = query_layout(batch, len(ql_nope))
-
-    def rows_of(part: slice) -> torch.Tensor:
-        return usable_rows(topk_indices[part], visible[part], batch.block_table[request[part]], ckv_cache.shape[1])
+def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    ckv_cache, kpe_cache = operands.ckv_cache, operands.kpe_cache
 
     def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return cache_rows(ckv_cache, rows).float(), cache_rows(kpe_cache, rows).float()
 
-    return _attend(ql_nope, q_pe, topk_indices.shape[1], rows_of, gather, scale, round_probs)
+    return _attend(operands, ckv_cache.shape[1], gather)
 
 
-def sparse_flash_attention_quant(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
-    request, visible = query_layout(batch, len(ql_nope))
-
-    def rows_of(part: slice) -> torch.Tensor:
-        return usable_rows(topk_indices[part], visible[part], batch.block_table[request[part]], kv_cache.shape[1])
-
+def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
     def gather(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return unpack_latents(cache_rows(kv_cache, rows), ql_nope.shape[2], q_pe.shape[2])
+        return unpack_latents(cache_rows(operands.kv_cache, rows), operands.ql_nope.shape[2], operands.q_pe.shape[2])
 
-    return _attend(ql_nope, q_pe, topk_indices.shape[1], rows_of, gather, scale, round_probs)
+    return _attend(operands, operands.kv_cache.shape[1], gather)
 
 
 def _attend(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    width: int,
-    rows_of: Callable[[slice], torch.Tensor],
+    operands: SparseFlashAttention | SparseFlashAttentionQuant,
+    block_size: int,
     gather: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-    scale: float,
-    round_probs: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows_of(tokens) -> int64 [t, width], -1 unused; gather(rows) -> fp32 [t, width, R] and [t, width, P]."""
+    """gather(rows [t, K]) -> fp32 [t, K, R] and [t, K, P]."""
+    ql_nope, q_pe, *_, topk_indices, batch, scale, round_probs = operands
     num_tokens, heads, rank = ql_nope.shape
+    request, visible = query_layout(batch, num_tokens)
     out = torch.zeros_like(ql_nope, memory_format=torch.contiguous_format)
     lse = torch.full((num_tokens, heads), float("inf"), dtype=torch.float32)
-    step = max(1, BLOCK_ELEMENTS // max(1, width * (rank + q_pe.shape[2])))
+    step = max(1, BLOCK_ELEMENTS // max(1, topk_indices.shape[1] * (rank + q_pe.shape[2])))
     for lo in range(0, num_tokens, step):
         part = slice(lo, min(lo + step, num_tokens))
-        rows = rows_of(part)
+        rows = usable_rows(topk_indices[part], visible[part], batch.block_table[request[part]], block_size)
         ckv, kpe = gather(rows.clamp_min(0))
         used = rows >= 0
         # Unused rows point at cache row 0, which may hold anything, even NaN: keep it out of the products.
@@ -111,50 +80,6 @@ def unpack_latents(rows: torch.Tensor, rank: int, rope: int) -> tuple[torch.Tens
     )
     ckv = integers.float().unflatten(-1, (-1, TILE)) * scale.view(torch.float32)[..., None]
     return ckv.flatten(-2).to(torch.bfloat16).float(), kpe.view(torch.bfloat16).float()
-
-
-def check_packed(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-) -> None:
-    """Raise `KernelInputError` unless the arguments of the int8 version fit."""
-    require_shape("ql_nope", ql_nope, (None, None, None))
-    require_shape("q_pe", q_pe, (ql_nope.shape[0], ql_nope.shape[1], None))
-    rank, rope = ql_nope.shape[2], q_pe.shape[2]
-    if rank % TILE or kv_cache.dtype != torch.int8:
-        raise KernelInputError(f"kv_cache is {kv_cache.dtype} for kv_lora_rank {rank}: int8 and a multiple of {TILE}")
-    require_shape("kv_cache", kv_cache, (None, None, rank + 2 * rope + 4 * rank // TILE))
-    require_floats(ql_nope=ql_nope, q_pe=q_pe)
-    _check_selection(ql_nope, kv_cache, topk_indices, batch)
-
-
-def check(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-) -> None:
-    """Raise `KernelInputError` unless the arguments fit."""
-    require_shape("ql_nope", ql_nope, (None, None, None))
-    num_tokens, heads, rank = ql_nope.shape
-    require_shape("q_pe", q_pe, (num_tokens, heads, None))
-    require_shape("ckv_cache", ckv_cache, (None, None, rank))
-    require_shape("kpe_cache", kpe_cache, (ckv_cache.shape[0], ckv_cache.shape[1], q_pe.shape[2]))
-    require_floats(ql_nope=ql_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
-    require_device(ql_nope, kpe_cache=kpe_cache)
-    _check_selection(ql_nope, ckv_cache, topk_indices, batch)
-
-
-def _check_selection(ql_nope: torch.Tensor, cache: torch.Tensor, topk_indices: torch.Tensor, batch: PagedBatch) -> None:
-    require_shape("topk_indices", topk_indices, (len(ql_nope), None))
-    require_integers("topk_indices", topk_indices)
-    require_device(ql_nope, cache=cache, topk_indices=topk_indices)
-    check_blocks(batch, *cache.shape[:2])
 
 
 def usable_rows(

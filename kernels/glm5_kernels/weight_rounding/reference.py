@@ -4,48 +4,33 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.errors import KernelInputError, require_fp32, require_matrix, require_shape
+from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 _BLOCK = 2**19  # weights worked on at a time
 NOISE = 1e-6  # relative gain below which a refit counts as converged
 
 
-def ssz_scale(weight: torch.Tensor, largest: int, steps: int, grid: torch.Tensor) -> torch.Tensor:
-    """See the package docstring."""
-    require_matrix("weight", weight)
-    require_fp32("grid", grid, (None,))
+def ssz_scale(operands: SszScale) -> torch.Tensor:
+    weight, largest, steps, grid = operands
     rows = max(1, _BLOCK // weight.shape[1])
     return torch.cat([_ssz(some, largest, steps, grid.tolist()) for some in weight.split(rows)])
 
 
-def fake_round(weight: torch.Tensor, factor: torch.Tensor, largest: int, steps: int) -> torch.Tensor:
-    """See the package docstring."""
-    require_matrix("weight", weight)
-    require_shape("factor", factor, (weight.shape[1],))
+def fake_round(operands: FakeRound) -> torch.Tensor:
+    weight, factor, largest, steps = operands
     scaled = weight * factor
     scale = _ssz(scaled, largest, steps, [1.0]) if steps else _minmax(scaled, largest)
     return _integers(scaled, scale, largest) * scale
 
 
-def round_rows(
-    weight: torch.Tensor, scale: torch.Tensor, bits: int, parts: int = 1
-) -> tuple[torch.Tensor, torch.Tensor, float, float]:
-    """See the package docstring."""
-    check_rounding(weight, scale, bits, parts)
+def round_rows(operands: RoundRows) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    weight, scale, bits, parts = operands
     q = _integers(weight, scale, 2 ** (bits - 1) - 1)
     sums = q.view(len(q), parts, -1).sum(-1)
     stored = q.to(torch.int8)
     if bits == 4:
         stored = (stored[1::2] << 4) | (stored[0::2] & 0x0F)
     return stored, sums, _total(q * scale - weight), _total(weight)
-
-
-def check_rounding(weight: torch.Tensor, scale: torch.Tensor, bits: int, parts: int) -> None:
-    """Raise `KernelInputError` unless the arguments of `round_rows` fit."""
-    require_matrix("weight", weight)
-    require_fp32("scale", scale, (len(weight), 1))
-    if bits not in (4, 8) or (bits == 4 and len(weight) % 2) or parts < 1 or weight.shape[1] % parts:
-        raise KernelInputError(f"cannot round {list(weight.shape)} to {bits} bits with {parts} partial sums")
 
 
 def _minmax(weight: torch.Tensor, largest: int) -> torch.Tensor:
@@ -58,6 +43,9 @@ def _integers(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.
 
 
 def _ssz(weight: torch.Tensor, largest: int, steps: int, grid: list[float]) -> torch.Tensor:
+    # By a power of two, which changes no bit: sums over weights above 1e36 would overflow fp32.
+    exponent = torch.frexp(weight.abs().amax(1, keepdim=True)).exponent.clamp(-100, 100)
+    weight = torch.ldexp(weight, -exponent)
     start = _minmax(weight, largest)
     best, gain = start, torch.full_like(start, -1.0)
     for ratio in grid:
@@ -66,7 +54,7 @@ def _ssz(weight: torch.Tensor, largest: int, steps: int, grid: list[float]) -> t
         best, gain, improved = _refit(weight, best, largest, best, gain, NOISE)
         if not improved:
             break
-    return best
+    return torch.ldexp(best, exponent)
 
 
 def _refit(

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
+import os
+import pickle
 import random
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -21,8 +25,57 @@ from glm5_kernels.errors import KernelInputError
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import Case, cases
-from tests.ops.support.child import EndedBySignal, in_child
-from tests.ops.support.guarded import guarded
+
+_PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def guarded(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of `tensor` with its strides, whose last byte is the last one before a protected page."""
+    if not tensor.numel():
+        return tensor.clone()
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size = elements * tensor.element_size()
+    whole = -(-size // _PAGE) * _PAGE
+    memory = mmap.mmap(-1, whole + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if _libc.mprotect(start + whole, _PAGE, 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=elements, offset=whole - size)
+    copy = flat.as_strided(tensor.shape, tensor.stride())
+    copy.copy_(tensor)
+    return copy
+
+
+class EndedBySignal(Exception):  # noqa: N818 - a fact about the child, not about us
+    """The child did not answer; `said` is what it wrote last."""
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """What `function()` returns in a child process, pickled on the way.
+
+    Raises:
+        EndedBySignal: the child was ended by a signal, or ended itself.
+    """
+    answers, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(answers)
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # no report of pytest's faulthandler
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        with os.fdopen(answer, "wb") as out:
+            out.write(pickle.dumps(function()))
+        os._exit(0)
+    os.close(answer)
+    with os.fdopen(answers, "rb") as file:
+        message = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+        raise EndedBySignal(name)
+    return pickle.loads(message)
+
 
 #: The smallest variants: a case runs twice in a child.
 SMALL = (
@@ -116,14 +169,15 @@ def outcome(op: str, implementation: str, arguments: tuple[Any, ...]) -> tuple[s
 
 def compare(case: Case, arguments: tuple[Any, ...]) -> str:
     """Describe what is wrong, or return an empty string."""
-    outcomes = [in_child(lambda i=i: outcome(case.op, i, arguments)) for i in ("reference", "cpu")]  # type: ignore[misc]
-    (first, message), (second, answered) = outcomes
-    if first != second or first not in ("refused", "answered"):
-        words = [f"{kind} {'' if kind == 'answered' else value}" for kind, value in outcomes]
-        return f"reference: {words[0]}, compiled: {words[1]}"
-    if first == "refused":
-        return "" if message == answered else f"{message!r} is not {answered!r}"
-    for a, b in zip(map(torch.from_numpy, message), map(torch.from_numpy, answered), strict=True):
+    (kind, value), (other, answer) = (
+        in_child(lambda i=i: outcome(case.op, i, arguments))  # type: ignore[misc]
+        for i in ("reference", "cpu")
+    )
+    if kind != other or kind not in ("refused", "answered"):
+        return f"reference: {kind} {value}, compiled: {other} {answer}"
+    if kind == "refused":
+        return "" if value == answer else f"{value!r} is not {answer!r}"
+    for a, b in zip(map(torch.from_numpy, value), map(torch.from_numpy, answer), strict=True):
         different = ~torch.isclose(a, b, rtol=5e-2, atol=5e-2, equal_nan=True)
         # Positions whose scores are equal but for the last bits may change places.
         if different.double().mean() > (0.02 if case.gap is not None else 0):

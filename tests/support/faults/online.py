@@ -53,8 +53,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "ops",
         "a Hadamard level subtracts in the wrong order",
-        "builder.fadd(s, u), builder.fadd(t, w), builder.fsub(s, u), builder.fsub(t, w)",
-        "builder.fadd(s, u), builder.fadd(t, w), builder.fsub(u, s), builder.fsub(t, w)",
+        "builder.fadd(a, b), builder.fsub(a, b)",
+        "builder.fadd(a, b), builder.fsub(b, a)",
         "test_both_agree_along_both_dimensions",
     ),
     fault(

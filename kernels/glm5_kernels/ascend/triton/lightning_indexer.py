@@ -8,8 +8,9 @@ import torch
 
 from glm5_kernels.ascend.triton.kernels.lightning_indexer import score_pages
 from glm5_kernels.ascend.triton.launch import launch, support, support_power
-from glm5_kernels.lightning_indexer.reference import best_positions, check, check_quant
-from glm5_kernels.paged_cache import PagedBatch, query_layout
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
+from glm5_kernels.lightning_indexer.reference import best_positions
+from glm5_kernels.paged_cache import query_layout
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.
 QUERY_ROWS = 64
@@ -21,40 +22,24 @@ SCORES = 2**24
 CUBES = 24
 
 
-def lightning_indexer(
-    q: torch.Tensor, k_cache: torch.Tensor, weights: torch.Tensor, batch: PagedBatch, topk: int
-) -> torch.Tensor:
-    """Run `glm5_kernels.lightning_indexer`; heads, dims and block_size are powers of two."""
-    check(q, k_cache, weights, batch, topk)
+def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
+    """Run the indexer; heads, dims and block_size are powers of two."""
+    q, k_cache = operands.q, operands.k_cache
     support(q.dtype == k_cache.dtype, f"takes queries and keys of one dtype, got {q.dtype} and {k_cache.dtype}")
-    return _select(q, k_cache, weights, None, None, batch, topk)
+    return _select(operands, operands.weights, operands.weights)
 
 
-def lightning_indexer_quant(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    q_scale: torch.Tensor,
-    k_scale_cache: torch.Tensor,
-    batch: PagedBatch,
-    topk: int,
-) -> torch.Tensor:
+def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
     """Run the indexer on int8 queries and keys."""
-    check_quant(q, k_cache, q_scale, k_scale_cache)
-    check(q, k_cache, weights, batch, topk)
-    support(k_scale_cache.is_contiguous(), "reads contiguous key scales")
-    return _select(q, k_cache, weights, q_scale, k_scale_cache, batch, topk)
+    support(operands.k_scale_cache.is_contiguous(), "reads contiguous key scales")
+    return _select(operands, operands.q_scale.contiguous(), operands.k_scale_cache)
 
 
 def _select(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    weights: torch.Tensor,
-    q_scale: torch.Tensor | None,
-    k_scale: torch.Tensor | None,
-    batch: PagedBatch,
-    topk: int,
+    operands: LightningIndexer | LightningIndexerQuant, q_scale: torch.Tensor, k_scale: torch.Tensor
 ) -> torch.Tensor:
+    """Only the int8 kernel reads the scales: others get any tensors. It widens bf16 weights and scales."""
+    q, k_cache, weights, *_, batch, topk = operands
     tokens, heads, dim = q.shape
     page = k_cache.shape[1]
     support_power("heads, index_head_dim and block_size", heads, dim, page)
@@ -70,9 +55,6 @@ def _select(
     pages = -(-int(visible.max()) // page) if tokens else 0
     width = max(pages, 1) * page
     q, weights, blocks = q.contiguous(), weights.contiguous(), batch.block_table.int().contiguous()
-    # bf16 weights and scales are widened in the kernel. Only the int8 kernel reads the scales: others get any tensor.
-    q_scale = weights if q_scale is None else q_scale.contiguous()
-    k_scale = weights if k_scale is None else k_scale
     positions = torch.arange(width, device=device)
     for groups in _batches(starts, group_size, SCORES // width):
         lo, hi = groups[0][0], groups[-1][0] + groups[-1][1]

@@ -6,8 +6,8 @@ import torch
 
 from glm5_kernels.ascend.triton.kernels.mla_preprocess import absorb, linear, quantize_rows, rotate, write_latents
 from glm5_kernels.ascend.triton.launch import launch, padded, row_stride, support, support_power
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, LinearWeights, quantize
-from glm5_kernels.mla_preprocess.reference import check
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, LinearWeights
+from glm5_kernels.mla_preprocess import MlaPreprocess
 
 TILE, BK = 2048, 512
 #: Tokens and columns of one product: in decode few, so that every core has some; in prefill weights are read 8 times
@@ -17,22 +17,10 @@ FEW, MANY, BN, WIDE, ABSORBED = 16, 128, 64, 128, 64
 NOPE_STEP = 64
 
 
-def mla_preprocess(
-    hidden_states: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    qkv_a: LinearWeights,
-    q_b: LinearWeights,
-    w_uk_t: torch.Tensor,
-    q_a_gamma: torch.Tensor,
-    kv_a_gamma: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `glm5_kernels.mla_preprocess`; both linears take all three quant modes."""
-    check(hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, ckv_cache, kpe_cache)
+def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run MLA preprocess; both linears take all three quant modes."""
+    hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, *caches, eps = operands
+    ckv_cache, kpe_cache = caches
     (heads, nope, rank), rope, q_lora = w_uk_t.shape, kpe_cache.shape[-1], len(q_a_gamma)
     support_power("heads, kv_lora_rank and half of qk_rope_head_dim", heads, rank, rope // 2)
     support(nope % NOPE_STEP == 0, f"takes a qk_nope_head_dim in multiples of {NOPE_STEP}, got {nope}")
@@ -79,7 +67,6 @@ def _rows(
     tokens, n = x.shape
     if gamma is None and w.quant_mode == NO_QUANT:
         return _padded_rows(x, tokens, n).copy_(x), None
-    quantize(x[:0], w, x.dtype)  # raises if w is wrong
     integers = _padded_rows(x, tokens, n, torch.int8)
     scales = x.new_empty(tokens, dtype=torch.float32)
     # A mode that does not read an argument gets any tensor of the right device.

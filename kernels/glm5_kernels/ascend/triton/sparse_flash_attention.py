@@ -16,7 +16,8 @@ from glm5_kernels.ascend.triton.kernels.sparse_flash_attention import (
 )
 from glm5_kernels.ascend.triton.launch import launch, padded, power, row_stride, support, support_power
 from glm5_kernels.paged_cache import PagedBatch, query_layout
-from glm5_kernels.sparse_flash_attention.reference import TILE, check, check_packed, usable_rows
+from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant
+from glm5_kernels.sparse_flash_attention.reference import usable_rows
 
 #: Heads of a product; a rank has a multiple of the smallest.
 HEADS, LEAST = (64, 32, 16), 16
@@ -32,19 +33,10 @@ PROGRAMS, CUBES = 48, 24
 TOKENS = 48
 
 
-def sparse_flash_attention(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    ckv_cache: torch.Tensor,
-    kpe_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `glm5_kernels.sparse_flash_attention`: bf16 or fp16 with round_probs, or fp32; heads a multiple of 16."""
-    check(ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch)
-    _support(ql_nope, q_pe, round_probs)
+def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run attention in bf16 or fp16 with round_probs, or in fp32; heads a multiple of 16."""
+    ql_nope, q_pe, ckv_cache, kpe_cache, *_ = operands
+    _support(operands)
     same = ql_nope.dtype == q_pe.dtype == ckv_cache.dtype == kpe_cache.dtype
     support(same, f"takes queries and caches of one dtype, got {ql_nope.dtype} and {ckv_cache.dtype}")
     s_ckv, s_kpe = row_stride(ckv_cache), row_stride(kpe_cache)
@@ -58,21 +50,13 @@ def sparse_flash_attention(
             ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, width, step, R=rank, P=rope, BN=GATHER,
         )  # fmt: skip
 
-    return _attend(ql_nope, q_pe, _rows(topk_indices, batch, ckv_cache.shape[1]), gather, scale)
+    return _attend(operands, ckv_cache.shape[1], gather)
 
 
-def sparse_flash_attention_quant(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    kv_cache: torch.Tensor,
-    topk_indices: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    round_probs: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
     """Run attention on packed int8 rows: bf16 with round_probs. Gathered rows are unpacked to memory first."""
-    check_packed(ql_nope, q_pe, kv_cache, topk_indices, batch)
-    _support(ql_nope, q_pe, round_probs)
+    ql_nope, q_pe, kv_cache, *_ = operands
+    _support(operands)
     support(ql_nope.dtype == torch.bfloat16, f"takes bf16 queries, got {ql_nope.dtype}")
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
     s_bytes = row_stride(kv_cache)
@@ -93,10 +77,11 @@ def sparse_flash_attention_quant(
             s_bytes, width, step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
         )  # fmt: skip
 
-    return _attend(ql_nope, q_pe, _rows(topk_indices, batch, kv_cache.shape[1]), unpack, scale)
+    return _attend(operands, kv_cache.shape[1], unpack)
 
 
-def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> None:
+def _support(operands: SparseFlashAttention | SparseFlashAttentionQuant) -> None:
+    ql_nope, q_pe, *_, round_probs = operands
     support(ql_nope.shape[1] % LEAST == 0, f"takes heads in sixteens, got {ql_nope.shape[1]}")
     support_power("kv_lora_rank and qk_rope_head_dim", ql_nope.shape[2], q_pe.shape[2])
     rounds = ql_nope.dtype != torch.float32
@@ -134,13 +119,13 @@ def _step(tokens: int, size: int, cores: int, least: int) -> int:
 
 
 def _attend(
-    ql_nope: torch.Tensor,
-    q_pe: torch.Tensor,
-    selected: GatheredRows,
+    operands: SparseFlashAttention | SparseFlashAttentionQuant,
+    block_size: int,
     gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
-    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention; `gather(rows, ckv, kpe)` writes the selected rows of some tokens to ckv and kpe."""
+    ql_nope, q_pe, *_, topk_indices, batch, scale, _ = operands
+    selected = _rows(topk_indices, batch, block_size)
     (tokens, heads, rank), rope, width = ql_nope.shape, q_pe.shape[2], selected.rows.shape[1]
     head_block = next(size for size in HEADS if heads % size == 0)
     out = torch.empty_like(ql_nope, memory_format=torch.contiguous_format)

@@ -1,0 +1,100 @@
+"""What each op refuses: shapes, dtypes and values outside its contract, before any implementation runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from glm5_kernels import registry
+from glm5_kernels.contract import check
+from glm5_kernels.errors import KernelInputError
+from glm5_kernels.int8 import PER_TENSOR
+from glm5_kernels.parity.cases import cases
+from tests.support.command import ROOT
+
+Change = Callable[[Any], Any]
+#: op, field, what becomes of it, the complaint.
+REFUSED: tuple[tuple[str, str, Change, str], ...] = (
+    ("lightning_indexer", "q", lambda q: q[0], r"q has shape \[32, 128\], expected \[32, 128, \*\]"),
+    ("lightning_indexer", "weights", lambda w: w[:, 1:], "weights has shape"),
+    ("lightning_indexer", "weights", lambda w: w.long(), "weights is torch.int64, expected fp32, bf16 or fp16"),
+    ("lightning_indexer", "topk", lambda _: 0, "topk is 0"),
+    ("lightning_indexer", "batch", lambda b: b._replace(block_table=b.block_table + 99), "block_table names block"),
+    ("lightning_indexer", "batch", lambda b: b._replace(seq_lens=b.seq_lens.float()), "batch.seq_lens is "),
+    ("lightning_indexer", "batch", lambda b: b._replace(block_table=b.block_table[1:]), "batch.block_table has shape"),
+    ("lightning_indexer_quant", "k_cache", lambda k: k.float(), "k_cache is torch.float32, expected int8"),
+    ("sparse_flash_attention", "q_pe", lambda q: q[..., :2], "kpe_cache has shape"),
+    ("sparse_flash_attention", "topk_indices", lambda t: t.float(), "topk_indices is torch.float32, expected integers"),
+    ("sparse_flash_attention_quant", "kv_cache", lambda c: c[..., :128], "kv_cache has shape"),
+    ("sparse_flash_attention_quant", "ql_nope", lambda q: q[..., :100], "kv_lora_rank is 100"),
+    ("mla_preprocess", "slot_mapping", lambda s: s + 256, "is outside the cache"),
+    ("mla_preprocess", "q_b", lambda w: w._replace(weight=w.weight[1:]), r"q_b\.weight has shape"),
+    ("mla_preprocess", "q_b", lambda w: w._replace(weight=w.weight.half()), r"q_b\.weight is torch.float16"),
+    ("mla_preprocess", "cos", lambda c: c[:, :1], "sin has shape"),
+    ("mla_preprocess", "w_uk_t", lambda w: w.half(), "w_uk_t is torch.float16, hidden_states is torch.float32"),
+    ("indexer_preprocess", "k", lambda k: k[:, 1:], "k has shape"),
+    ("indexer_preprocess", "k", lambda k: k.half(), "k is torch.float16, q is torch.float32"),
+    ("indexer_preprocess", "slot_mapping", lambda s: s + 256, "is outside the cache"),
+    ("v_up_proj", "w_uv", lambda w: w[:, 1:], "w_uv has shape"),
+    ("v_up_proj", "w_uv", lambda w: w.half(), "w_uv is torch.float16, latent is torch.float32"),
+    ("int8_linear", "w", lambda w: w._replace(scale=None), "needs scale"),
+    ("int8_linear", "w", lambda w: w._replace(scale=w.scale[1:]), r"w\.scale has shape"),
+    ("int8_linear", "w", lambda w: w._replace(weight=w.weight.float()), "needs int8 weights"),
+    ("int8_linear", "w", lambda w: w._replace(quant_mode="int5"), "unknown quant mode 'int5'"),
+    ("int8_linear", "w", lambda w: w._replace(quant_mode=PER_TENSOR), "needs scale, input_scale"),
+    ("int8_linear", "x", lambda x: x[:, 1:], r"w\.weight has shape"),
+    ("w4a8_moe", "topk_ids", lambda i: i + 8, "topk_ids names expert"),
+    ("w4a8_moe", "w2", lambda w: w[..., 1:], "w2 has shape"),
+    ("hadamard", "weight", lambda w: w[:5], "hadamard of size 5"),
+    ("hadamard", "weight", lambda w: w[:3], "no Hadamard matrix of size 3"),
+    ("hadamard", "x", lambda x: x.double(), "x is torch.float64, expected fp32"),
+    ("ssz_scale", "weight", lambda w: w[:, :0], "at least one column"),
+    ("round_rows", "weight", lambda w: w[1:], "scale has shape"),
+    ("round_rows", "bits", lambda _: 5, "cannot round"),
+    ("round_rows", "parts", lambda _: 7, "cannot round"),
+    ("fake_round", "factor", lambda f: f[1:], "factor has shape"),
+    ("gptq_inverse_factors", "damping", lambda _: 0.0, "damping > 0"),
+    ("gptq_round", "hinv_factors", lambda h: h[:, 1:], "hinv_factors has shape"),
+    ("gptq_round", "perm", lambda p: p + 1, "every one of 64 columns once"),
+    ("gptq_round", "perm", lambda p: p.int(), "perm is torch.int32, expected int64"),
+)  # fmt: skip
+
+
+def operands_of(op: str) -> Any:
+    fp32 = (case for case in cases(ops=[op]) if "bfloat16" not in case.variant)
+    return registry.contract(op)(*next(fp32).arguments)
+
+
+@pytest.mark.parametrize(("op", "field", "change", "words"), REFUSED)
+def test_operands_that_do_not_fit(op: str, field: str, change: Change, words: str) -> None:
+    operands = operands_of(op)
+    check(operands)
+    with pytest.raises(KernelInputError, match=words):
+        check(operands._replace(**{field: change(getattr(operands, field))}))
+
+
+def test_a_query_without_heads() -> None:
+    operands = operands_of("lightning_indexer")
+    with pytest.raises(KernelInputError, match="at least one head and one dim"):
+        check(operands._replace(q=operands.q[:, :0], weights=operands.weights[:, :0]))
+
+
+def test_operands_on_two_devices() -> None:
+    operands = operands_of("v_up_proj")
+    with pytest.raises(KernelInputError, match="w_uv is on meta, the other arguments are on cpu"):
+        check(operands._replace(w_uv=torch.empty(operands.w_uv.shape, device="meta")))
+
+
+def test_kernels_need_little() -> None:
+    """torch and numpy; numba only where an op is compiled, Triton only in Triton's kernels."""
+    names = set(sys.stdlib_module_names) | {"torch", "numpy", "glm5_kernels"}
+    for path in (ROOT / "kernels").rglob("*.py"):
+        allowed = names | ({"numba", "llvmlite"} if path.parent.name == "compiled" else set())
+        allowed |= {"triton"} if path.parent.name == "kernels" else set()
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("import ", "from ")):
+                assert line.split()[1].split(".")[0] in allowed, f"{path}: {line}"
