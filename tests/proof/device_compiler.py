@@ -1,4 +1,4 @@
-"""Level 4: a lowered kernel through `bishengir-compile`, the device's own compiler, up to the machine code.
+"""Level 3: a lowered kernel through `bishengir-compile`, the device's own compiler, up to the machine code.
 
 AscendNPU-IR (PyPI `ascendnpu-ir`, Apache-2.0) does on any x86-64 machine what it does beside an NPU: bufferisation, the
 addresses of all buffers in UB, L1 and L0, the split into cube and vector programs, the flags between pipes and between
@@ -13,15 +13,14 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.proof.lowering import Lowered
 
-#: 1.2.0 is the newest on PyPI, and CANN 9.1's; 1.1.0 was built on the day of CANN 9.0.0 (kernels/README.md).
-VERSIONS = ("1.2.0", "1.1.0")
+#: The newest on PyPI, and CANN 9.1's (kernels/README.md).
+VERSION = "1.2.0"
 #: A die of an A3 and an A2: the names that Triton-Ascend passes.
 TARGETS = ("Ascend910_9382", "Ascend910B3")
 #: Bytes of one core's memories (AscendNPU-IR's target specification): vector, cube, accumulators.
@@ -43,17 +42,12 @@ class Compiled:
     Attributes:
         program: the allocated and synchronised program, "" if the compiler refused the kernel.
         complaint: what it output then, on one line.
-        fallbacks: optimisations that it gave up to make the kernel fit, as it reports them.
-        seconds: time of the compilation.
     """
 
     kernel: str
-    version: str
     target: str
     program: str
     complaint: str
-    fallbacks: tuple[str, ...]
-    seconds: float
 
     def used(self) -> dict[str, int]:
         """Bytes in use by memory: the highest end of a buffer in `ub`, `cbuf` (L1), `cc` (L0C).
@@ -86,32 +80,30 @@ class Compiled:
         ]
 
     def in_words(self) -> str:
-        """Memory use and optimisations given up, for the table."""
-        if not self.program:
-            return self.complaint
-        words = [f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()]
-        return "; ".join([*words, *(f"compiler gave up {name}" for name in self.fallbacks)])
+        """Memory use, for the table."""
+        return "; ".join(
+            f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()
+        )
 
 
 class DeviceCompiler:
-    """One version of `bishengir-compile`, in `folder`.
+    """`bishengir-compile`, in `folder`.
 
     Raises:
         RuntimeError: it cannot be had from PyPI for this machine.
     """
 
-    def __init__(self, folder: Path, version: str = VERSIONS[0]) -> None:
-        self.version = version
-        self.program = folder / version / "ascendnpuir" / "bin" / "bishengir-compile"
+    def __init__(self, folder: Path) -> None:
+        self.program = folder / VERSION / "ascendnpuir" / "bin" / "bishengir-compile"
         if not self.program.exists():
-            self._install(folder / version)
+            self._install(folder / VERSION)
 
     def _install(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as wheels:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels]
-            done = subprocess.run([*pip, f"ascendnpu-ir=={self.version}"], capture_output=True, text=True, check=False)
+            done = subprocess.run([*pip, f"ascendnpu-ir=={VERSION}"], capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"ascendnpu-ir {self.version} is not to be had: {done.stderr[-500:]}")
+                raise RuntimeError(f"ascendnpu-ir {VERSION} is not to be had: {done.stderr[-500:]}")
             (wheel,) = Path(wheels).glob("*.whl")
             with zipfile.ZipFile(wheel) as packed:
                 packed.extractall(folder)
@@ -132,7 +124,6 @@ class DeviceCompiler:
                 "-o", f"{folder}/kernel.o",
             ]  # fmt: skip
             environment = os.environ | {"PATH": os.pathsep.join([folder, os.environ["PATH"]]), "TMPDIR": folder}
-            began = time.monotonic()
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment
@@ -140,13 +131,8 @@ class DeviceCompiler:
                 output = done.stdout + done.stderr
             except subprocess.TimeoutExpired:
                 output = f"error: no end within {LIMIT} s"
-            seconds = time.monotonic() - began
             program = final.read_text() if final.exists() else ""
-        given_up = re.findall(r"overflow detected; automatically set enable-([\w-]+) to false", output)
-        complaint = "" if program else _first_error(output)
-        return Compiled(
-            lowered.kernel, self.version, target, program, complaint, tuple(given_up), seconds,
-        )  # fmt: skip
+        return Compiled(lowered.kernel, target, program, "" if program else _first_error(output))
 
 
 def _first_error(output: str) -> str:

@@ -1,8 +1,7 @@
 """Level 1: Triton's interpreter (3.9), with two of its errors in bf16 corrected.
 
 It holds a bf16 value as the number of its bits. `tl.dot` multiplies those numbers; a conversion from fp32 cuts the
-lower half off instead of rounding. Both are wrong for every device, so they are corrected here;
-test_levels asserts that they are still there.
+lower half off instead of rounding. Both are wrong for every device, so they are corrected here.
 """
 
 from __future__ import annotations

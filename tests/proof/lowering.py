@@ -7,22 +7,21 @@ device may do.
 
 from __future__ import annotations
 
-import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-#: torch's dtype: Triton's name of a pointer to it, MLIR's name of it.
+from glm5_kernels.ascend.triton.launch import launched_by
+from glm5_kernels.parity import run
+from glm5_kernels.parity.cases import Case
+
+#: torch's dtype: Triton's name of a pointer to it.
 NAMES = {
-    torch.bfloat16: ("*bf16", "bf16"),
-    torch.float16: ("*fp16", "f16"),
-    torch.float32: ("*fp32", "f32"),
-    torch.int32: ("*i32", "i32"),
-    torch.int8: ("*i8", "i8"),
-}
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int8: "*i8",
+}  # fmt: skip
 #: The name of an A3's die; that of an A2 is Ascend910B3 and gives the same text.
 ARCHITECTURE = "Ascend910_9382"
 
@@ -35,21 +34,29 @@ class Lowered:
     text: str
     mix_mode: str
 
-    def check(self, arguments: Sequence[Any]) -> None:
-        """Raise `ValueError` unless the function takes these arguments: a wrong one would write anywhere."""
-        match = re.search(rf"func\.func @{self.kernel}\((.*?)\) attributes", self.text, re.S)
-        if match is None:
-            raise ValueError(f"{self.kernel}: no function of that name in the lowered text")
-        types = re.findall(r"%arg\d+: (memref<\?x\w+>|\w+)", match[1])
-        expected = ["memref<?xi8>"] * 2 + [_type(a) for a in arguments] + ["i32"] * 6
-        if types != expected:
-            raise ValueError(f"{self.kernel} takes {types}, not {expected}")
+
+#: A kernel's name, the types of its arguments and its constants.
+Key = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
-def _type(argument: Any) -> str:
-    if isinstance(argument, torch.Tensor):
-        return f"memref<?x{NAMES[argument.dtype][1]}>"
-    return "f32" if isinstance(argument, float) else "i32"
+def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Key:
+    types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
+    return kernel.__name__, types, tuple(constants.items())
+
+
+def lower_all(cases: Iterable[Case]) -> dict[Key, Lowered]:
+    """Every kernel that our Triton versions launch for these cases; nothing is run."""
+    kernels: dict[Key, Lowered] = {}
+
+    def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        key = kernel_key(kernel, arguments, constants)
+        if key not in kernels:
+            kernels[key] = lower(kernel, arguments, constants)
+
+    with launched_by(launch):
+        for case in cases:
+            run._results(case, "triton", "cpu")
+    return kernels
 
 
 def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> Lowered:
@@ -85,5 +92,5 @@ def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> L
 
 def _signature(argument: Any) -> str:
     if isinstance(argument, torch.Tensor):
-        return NAMES[argument.dtype][0]
+        return NAMES[argument.dtype]
     return "fp32" if isinstance(argument, float) else "i32"

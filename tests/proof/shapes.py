@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import torch
 
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
+from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN, QUANT_MODES
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
-from glm5_kernels.parity.cases import ROUNDED_CODES, Case, cases
+from glm5_kernels.parity.cases import PREPROCESS_OUTPUTS, ROUNDED_CODES, Case, cases, preprocess_operands
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
 REAL = "GLM-5"
-HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 2048, 6144
+HEADS, RANK, ROPE, Q_LORA, HIDDEN = 64, 512, 64, 2048, 6144
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 #: Decode: a long request, one shorter than TOPK, and one without a key.
 LENGTHS = (4096, 300, 0)
@@ -27,7 +27,7 @@ IN_WORDS = {
     "sparse_flash_attention_quant": "the same from packed rows of 656 bytes",
     "mla_preprocess": "6144 -> 2048 / 512 + 64 -> 64 heads, dynamic and static W8A8",
 }
-#: Cases that take the interpreter minutes; level 3 runs them.
+#: Cases that take the interpreter minutes.
 SLOW = {
     "lightning_indexer": ("prefill", "chunk"),
     "lightning_indexer_quant": ("prefill", "chunk"),
@@ -73,7 +73,7 @@ def launched_cases(op: str) -> Iterator[Case]:
 
 
 def executed_cases(op: str) -> Iterator[Case]:
-    """Level 5's: every kernel that a server launches, and for the indexer prefill and decode in one batch, and so many
+    """Level 4's: every kernel that a server launches, and for the indexer prefill and decode in one batch, and so many
     positions that several programs share a row."""
     if op == "mla_preprocess":  # each number of heads and each mode once; prefill
         generator = torch.Generator().manual_seed(7)
@@ -161,27 +161,6 @@ def _packed(ckv: torch.Tensor, kpe: torch.Tensor, owned: torch.Tensor) -> torch.
 
 
 def _preprocess(mode: str, generator: torch.Generator, heads: int = HEADS, tokens: int = 2) -> Case:
-    angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
-    fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=torch.bfloat16)
-    arguments = (
-        torch.randn(tokens, HIDDEN, generator=generator).bfloat16(), angle.cos(), angle.sin(),
-        _quantized(mode, Q_LORA + RANK + ROPE, HIDDEN, generator),
-        _quantized(mode, heads * (NOPE + ROPE), Q_LORA, generator),
-        (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).bfloat16(),
-        torch.rand(Q_LORA, generator=generator) + 0.5, torch.rand(RANK, generator=generator) + 0.5,
-        torch.tensor([200, 3, *range(10, 8 + tokens)]), fused[..., :RANK], fused[..., RANK:], 1e-5,
-    )  # fmt: skip
-    names = "ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache"
-    outputs = tuple((name, ROUNDED_CODES) for name in names)
-    return Case("mla_preprocess", f"{REAL}, {mode}, bfloat16", arguments, outputs, written=(9, 10))
-
-
-def _quantized(mode: str, n: int, k: int, generator: torch.Generator) -> LinearWeights:
-    if mode == NO_QUANT:
-        return LinearWeights((torch.randn(n, k, generator=generator) * k**-0.5).bfloat16())
-    weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
-    scale = (torch.rand(n, generator=generator) + 0.5) * 0.014 * k**-0.5
-    if mode == PER_TOKEN:
-        return LinearWeights(weight, mode, scale)
-    step, offset = torch.tensor([0.03125]), torch.tensor([3.0])
-    return LinearWeights(weight, mode, scale * step, step, offset, (-3 * weight.long().sum(1)).int())
+    arguments = preprocess_operands(mode, torch.bfloat16, tokens, generator, heads, Q_LORA, HIDDEN)
+    outputs = tuple((name, ROUNDED_CODES) for name in PREPROCESS_OUTPUTS)
+    return Case("mla_preprocess", f"{REAL}, {mode}, bfloat16", arguments, outputs)

@@ -1,6 +1,6 @@
 """What the lowered text of each kernel must look like: where it runs, what the cube multiplies, what is copied how.
 
-Whether the tiles fit a core's memories is level 4's to say: the device's compiler plans them (`device_compiler`).
+Whether the tiles fit a core's memories is level 3's to say: the device's compiler plans them (`device_compiler`).
 """
 
 from __future__ import annotations

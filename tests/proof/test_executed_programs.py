@@ -1,4 +1,4 @@
-"""Level 5 on a stored program (`executed/programs/linear.mlir`, what ascendnpu-ir 1.2.0 made of our W8A8 linear): it is
+"""Level 4 on a stored program (`executed/programs/linear.mlir`, what ascendnpu-ir 1.2.0 made of our W8A8 linear): it is
 right as it is, and every planted fault is found."""
 
 from __future__ import annotations

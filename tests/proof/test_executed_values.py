@@ -1,4 +1,4 @@
-"""Level 5's scalars and views on lines that the device's compiler writes."""
+"""Level 4's scalars and views on lines that the device's compiler writes."""
 
 from __future__ import annotations
 

@@ -1,20 +1,15 @@
-"""The Triton kernels on five levels (kernels/README.md), and that the levels can fail."""
+"""The Triton kernels on four levels (kernels/README.md), and that the levels can fail."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.proof import structure, tools
-from tests.proof.device_compiler import TARGETS, VERSIONS, Compiled, DeviceCompiler
-from tests.proof.levels import OPS, ROOT, Result, is_known_defect, prove
+from tests.proof.device_compiler import TARGETS, Compiled, DeviceCompiler
+from tests.proof.levels import OPS, Result, prove
 from tests.proof.lowering import Lowered
 
 #: Kernels of each op at GLM-5's sizes; MLA preprocess in two quant modes.
@@ -30,9 +25,6 @@ KERNELS = {
 @pytest.fixture(scope="session")
 def proof_tools(tmp_path_factory: pytest.TempPathFactory) -> tools.Tools:
     """PROOF_TOOLS names a folder that has them already (`python -m tests.proof.tools FOLDER`)."""
-    missing = tools.obstacle()
-    if missing:
-        pytest.skip(missing)
     named = os.environ.get("PROOF_TOOLS")
     return tools.make_tools(Path(named) if named else tmp_path_factory.mktemp("proof-tools"))
 
@@ -46,7 +38,11 @@ def passed(results: list[Result], level: int) -> list[Result]:
     return rows
 
 
-@pytest.mark.parametrize("op", OPS)
+#: One op in `make test`: the interpreter takes up to a minute.
+LEVEL_1 = [op if op == "lightning_indexer_quant" else pytest.param(op, marks=pytest.mark.long) for op in OPS]
+
+
+@pytest.mark.parametrize("op", LEVEL_1)
 def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) -> None:
     rows = passed(prove("interpreted", op, None), 1)
     assert any(r.what.startswith("GLM-5") for r in rows)
@@ -55,29 +51,22 @@ def test_level_1_the_interpreted_source_gives_what_the_reference_gives(op: str) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
-def test_levels_2_and_3_the_lowered_text_is_as_expected_and_gives_the_same(op: str, proof_tools: tools.Tools) -> None:
-    results = prove("lowered", op, proof_tools)
-    assert {r.what.removeprefix("GLM-5: ") for r in passed(results, 2)} == KERNELS[op]
-    compared = passed(results, 3)
-    assert any(r.what.startswith("GLM-5") for r in compared)
-    assert len(compared) >= 6
+def test_level_2_the_lowered_text_is_as_expected(op: str, proof_tools: tools.Tools) -> None:
+    assert {r.what.removeprefix("GLM-5: ") for r in passed(prove("lowered", op, proof_tools), 2)} == KERNELS[op]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
-def test_level_4_the_device_compiler_takes_every_kernel(op: str, proof_tools: tools.Tools) -> None:
-    rows = passed(prove("compiled", op, proof_tools), 4)
+def test_level_3_the_device_compiler_takes_every_kernel(op: str, proof_tools: tools.Tools) -> None:
+    rows = passed(prove("compiled", op, proof_tools), 3)
     assert {r.what.split()[0] for r in rows} == KERNELS[op]
-    for target, version in itertools.product(TARGETS, VERSIONS):
-        assert any(f", {target}, {version}" in r.what for r in rows)
+    assert all(any(f", {target}" in r.what for r in rows) for target in TARGETS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
-def test_level_5_what_was_compiled_gives_the_same_and_has_no_race(op: str, proof_tools: tools.Tools) -> None:
-    results = prove("executed", op, proof_tools)
-    rows = passed([r for r in results if not is_known_defect(r)], 5)
-    assert {r.what.split()[0] for r in rows} == KERNELS[op]
+def test_level_4_what_was_compiled_gives_the_same_and_has_no_race(op: str, proof_tools: tools.Tools) -> None:
+    assert {r.what.split()[0] for r in passed(prove("executed", op, proof_tools), 4)} == KERNELS[op]
 
 
 ADD = """
@@ -114,7 +103,7 @@ TOO_LARGE = ADD.replace("64x64", "256x256").replace("[64, 64]", "[256, 256]").re
         (ADD.replace("tensor<64x64xf32>\n", "tensor<64x32xf32>\n"), "type"),
     ],
 )
-def test_what_level_4_refuses(text: str, complaint: str | None, proof_tools: tools.Tools) -> None:
+def test_what_level_3_refuses(text: str, complaint: str | None, proof_tools: tools.Tools) -> None:
     compiled = DeviceCompiler(proof_tools.device_compilers).compile(Lowered("add", text, "aiv"))
     if complaint is None:
         assert compiled.findings() == []
@@ -123,25 +112,15 @@ def test_what_level_4_refuses(text: str, complaint: str | None, proof_tools: too
         assert complaint in compiled.findings()[0]
 
 
-def test_level_4_does_not_believe_a_plan_beyond_the_memory() -> None:
+def test_level_3_does_not_believe_a_plan_beyond_the_memory() -> None:
     program = """
     %c0_i64 = arith.constant 0 : i64
     %c190000_i64 = arith.constant 190000 : i64
     %0 = hivm.hir.pointer_cast(%c0_i64) : memref<16x64xf32, #hivm.address_space<ub>>
     %1 = hivm.hir.pointer_cast(%c190000_i64) : memref<2048xf32, #hivm.address_space<ub>>
     """
-    compiled = Compiled("k", "1.2.0", "Ascend910B3", program, "", (), 0.0)
+    compiled = Compiled("k", "Ascend910B3", program, "")
     assert compiled.findings() == ["198192 bytes in UB of 196608"]
-
-
-def test_the_interpreter_still_has_the_errors_that_are_corrected() -> None:
-    """Else `proof/interpreter.py` can go."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.proof.bf16_errors"], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["product", "wrong", "rounding", "wrong", "corrected:", "product", "rounding"]
 
 
 WEIGH = """
@@ -186,20 +165,3 @@ def test_what_level_2_refuses(kernel: str, change: tuple[str, str], complaint: s
 
 def test_level_2_sees_on_which_cores_a_kernel_runs() -> None:
     assert structure.findings(Lowered("weigh_rows", WEIGH, "aiv")) == ["runs on aiv, not mix"]
-
-
-def test_level_3_refuses_arguments_of_other_types() -> None:
-    """It would write into any memory otherwise."""
-    types = ["memref<?xi8>", "memref<?xi8>", "memref<?xbf16>", "f32", *["i32"] * 7]
-    text = ", ".join(f"%arg{i}: {kind}" for i, kind in enumerate(types))
-    lowered = Lowered("k", f"func.func @k({text}) attributes {{}} {{", "aiv")
-    lowered.check([torch.zeros(2, dtype=torch.bfloat16), 1.0, 3])
-    for wrong in ([torch.zeros(2), 1.0, 3], [torch.zeros(2, dtype=torch.bfloat16), 1, 3], [1.0, 3]):
-        with pytest.raises(ValueError, match="takes"):
-            lowered.check(wrong)
-
-
-def test_a_wrong_result_is_a_failed_line() -> None:
-    good = Result("weigh_rows", 3, "x", True, 0.0, "", "")
-    with pytest.raises(AssertionError):
-        passed([good, dataclasses.replace(good, ok=False)], 3)

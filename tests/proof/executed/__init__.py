@@ -1,4 +1,4 @@
-"""Level 5: the program that the device's compiler made, run with numpy and watched for races.
+"""Level 4: the program that the device's compiler made, run with numpy and watched for races.
 
 A proof of the compiler's output for our kernels, no simulator of the chip: of the machine it has what the synchronised
 program is written in (memories of bytes, pipes with queues, flags), and exactly the primitives that our kernels use.

@@ -1,4 +1,4 @@
-"""Level 5 of one op: its compiled programs on the cases that a server launches, against the reference.
+"""Level 4 of one op: its compiled programs on the cases that a server launches, against the reference.
 
 A kernel is proven if every case that it takes part in gives what the reference gives, in every order, and nothing was
 found in its program. What the interpreter does not cover makes it not proven, and so does a case that ends early.
@@ -6,34 +6,25 @@ found in its program. What the interpreter does not cover makes it not proven, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from glm5_kernels.ascend.triton.launch import launched_by
 from glm5_kernels.parity import run
 from glm5_kernels.parity.cases import Case
-from tests.proof.device_compiler import TARGETS, VERSIONS, DeviceCompiler
+from tests.proof.device_compiler import TARGETS, DeviceCompiler
 from tests.proof.executed.block import ORDERS
 from tests.proof.executed.clocks import Watch
 from tests.proof.executed.launch import launch
 from tests.proof.executed.places import FaultError
 from tests.proof.executed.text import Module, UncoveredError, parse
-from tests.proof.lowering import Lowered, lower
+from tests.proof.lowering import Key, Lowered, kernel_key, lower_all
 
-#: Compiler, multi-buffering, and the orders in which its programs run.
-CONFIGURATIONS = (
-    (VERSIONS[0], True, ORDERS),
-    (VERSIONS[0], False, ("drawn",)),
-    (VERSIONS[1], True, ("drawn",)),
-    (VERSIONS[1], False, ("drawn",)),
-)
-Key = tuple[Any, ...]
+#: Multi-buffering, and the orders in which the programs run.
+CONFIGURATIONS = ((True, ORDERS), (False, ("drawn",)))
 
 
 @dataclass
@@ -52,7 +43,6 @@ class Program:
     wrong: list[str] = field(default_factory=list)
     relative: float | None = None
     blocks: int = 0
-    seconds: float = 0.0
 
     def asserted(self) -> str:
         same = "alike" if len(self.modules) == 1 else "each"
@@ -61,18 +51,8 @@ class Program:
 
 def prove_op(cases: list[Case], folder: Path) -> Iterator[Program]:
     """Every kernel of the cases in every configuration."""
-    kernels: dict[Key, Lowered] = {}
-
-    def note(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        key = _key(kernel, arguments, constants)
-        if key not in kernels:
-            kernels[key] = lower(kernel, arguments, constants)
-
-    with launched_by(note):
-        for case in cases:
-            run._results(case, "triton", "cpu")
-    for version, multi_buffer, orders in CONFIGURATIONS:
-        compiler = DeviceCompiler(folder, version)
+    kernels, compiler = lower_all(cases), DeviceCompiler(folder)
+    for multi_buffer, orders in CONFIGURATIONS:
         programs = {key: _program(key, lowered, compiler, multi_buffer) for key, lowered in kernels.items()}
         for order in orders:
             for case in cases:
@@ -83,14 +63,9 @@ def prove_op(cases: list[Case], folder: Path) -> Iterator[Program]:
             yield program
 
 
-def _key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Key:
-    types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
-    return kernel.__name__, types, tuple(constants.items())
-
-
 def _program(key: Key, lowered: Lowered, compiler: DeviceCompiler, multi_buffer: bool) -> Program:
     shape = " ".join(f"{name}={value}" for name, value in key[2])
-    what = f"{key[0]} {shape}, {compiler.version}" + ("" if multi_buffer else ", single buffers")
+    what = f"{key[0]} {shape}" + ("" if multi_buffer else ", single buffers")
     texts = [compiler.compile(lowered, target, multi_buffer).program for target in TARGETS]
     try:
         return Program(what, [parse(text) for text in {_code(text): text for text in texts}.values()])
@@ -108,7 +83,7 @@ def _case(case: Case, programs: dict[Key, Program], order: str) -> None:
     used: list[Program] = []
 
     def start(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        program = programs[_key(kernel, arguments, constants)]
+        program = programs[kernel_key(kernel, arguments, constants)]
         used.append(program)
         run_program(program, grid, arguments, order)
 
@@ -126,7 +101,7 @@ def _case(case: Case, programs: dict[Key, Program], order: str) -> None:
 
 def run_program(program: Program, grid: tuple[int, ...], arguments: tuple[Any, ...], order: str) -> None:
     """A launch; findings go to the program, faults too before they are raised again."""
-    watch, began = Watch(), time.monotonic()
+    watch = Watch()
     try:
         for module in program.modules:
             launch(module, grid, arguments, watch, order)
@@ -137,7 +112,6 @@ def run_program(program: Program, grid: tuple[int, ...], arguments: tuple[Any, .
         _add(program, f"{order}: {error}")
         raise
     finally:
-        program.seconds += time.monotonic() - began
         program.blocks += watch.blocks
         for (kind, line, other), words in watch.findings.items():
             _add(program, f"{order}: {kind} at line {line} with line {other}: {words}")
