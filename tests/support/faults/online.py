@@ -96,8 +96,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "serve",
         "a flag spelled with underscores does not replace ours",
-        'flags = {arg.split("=", 1)[0].replace("_", "-") for arg',
-        'flags = {arg.split("=", 1)[0] for arg',
+        'name = word.partition("=")[0].replace("_", "-")',
+        'name = word.partition("=")[0]',
         "test_the_users_flag_replaces_ours",
     ),
     fault(
