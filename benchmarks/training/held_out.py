@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,18 +28,7 @@ class Question:
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     enable_thinking: bool
-    check: Callable[[str | dict[str, Any]], bool]  # message content, or {"name": ..., "arguments": {...}}
-    expected: str | dict[str, Any]
-
-
-def _says(expected: str) -> Callable[[str | dict[str, Any]], bool]:
-    """Checks a text: it must end with `expected` (without thinking, the working stands before it)."""
-    return lambda answer: isinstance(answer, str) and answer.strip().endswith(expected)
-
-
-def _calls(expected: dict[str, Any]) -> Callable[[str | dict[str, Any]], bool]:
-    """Checks a tool call: same name, same arguments."""
-    return lambda answer: isinstance(answer, dict) and answer == expected
+    expected: str | dict[str, Any]  # end of the text (without thinking, the working stands before it), or the call
 
 
 def _question(category: str, rng: random.Random, thinking: bool) -> Question:
@@ -47,12 +36,12 @@ def _question(category: str, rng: random.Random, thinking: bool) -> Question:
     turn: Turn = MAKERS[maker](rng, True)
     messages: list[Message] = [{"role": "user", "content": turn.asked}]
     if category == "tool_call" and turn.call:
-        return Question(category, messages, turn.tools, thinking, _calls(turn.call), turn.call)
+        return Question(category, messages, turn.tools, thinking, turn.call)
     if category == "tool_report":
         call = {"id": "call_0", "type": "function", "function": turn.call}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": "call_0", "content": turn.result})
-    return Question(category, messages, turn.tools, thinking, _says(turn.answer), turn.answer)
+    return Question(category, messages, turn.tools, thinking, turn.answer)
 
 
 def held_out_questions(seed: int = 0, n: int = 200) -> list[Question]:
@@ -91,7 +80,9 @@ def parse_completion(question: Question, completion: str) -> str | dict[str, Any
 def check_answer(question: Question, completion: str) -> bool:
     """Check a raw completion (the text after the generation prompt): it must answer the question exactly."""
     answer = parse_completion(question, completion)
-    return answer is not None and question.check(answer)
+    if isinstance(answer, str) and isinstance(question.expected, str):
+        return answer.strip().endswith(question.expected)
+    return answer == question.expected
 
 
 def score(questions: Sequence[Question], completions: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .names import REAL_CITIES, REAL_PEOPLE, pick_name, pick_sum
@@ -55,7 +55,6 @@ class Turn:
     tools: list[dict[str, Any]] | None = None
     call: dict[str, Any] | None = None  # {"name", "arguments"}; the answer then follows the tool's result
     result: str = ""
-    extra: dict[str, str] = field(default_factory=dict)
 
 
 def working(left: int, sign: str, right: int) -> str:
