@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
-from tests.support.command import in_process
 from tests.support.tiny_model import write_calibration
 
 STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
@@ -109,14 +107,3 @@ def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name:
     assert all(
         changed.linears[name] == linear for name, linear in plan.linears.items() if name not in experts.full_names
     )
-
-
-def test_verify_does_not_warn_of_what_is_proposed(tiny_source: Path, tmp_path: Path) -> None:
-    recipe = find_recipe("rtn-w4a8")
-    plan = plan_of(tiny_source, recipe)
-    queries = [unit for unit in units(plan, 1) if plan.config.spec.query_projections[0] in unit.modules]
-    mine, out = tmp_path / "mine.yaml", tmp_path / "out"
-    mine.write_text(yaml.safe_dump(with_fallbacks(recipe, plan.config, [(unit, FLOAT) for unit in queries])))
-    assert in_process("quantize", tiny_source, out, "--recipe", mine, "--quiet").returncode == 0
-    done = in_process("verify", out, "--json")
-    assert done.returncode == 0 and "description.queries" not in done.stdout, json.loads(done.stdout)

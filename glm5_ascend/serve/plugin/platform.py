@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.plugin import sampling
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 BACKEND_CLASS = "glm5_ascend.serve.plugin.backend.SparseMLABackend"
 DEFAULT_BLOCK_SIZE = 64
-LI_C8, SFA_C8 = "enable_sparse_li_c8", "enable_sparse_sfa_c8"
 #: Latents that share a scale in the int8 cache.
 TILE = 128
 
@@ -98,13 +98,13 @@ def int8_caches(vllm_config: VllmConfig) -> Int8Caches:
         ConfigError: a switch is no boolean, or the model's sizes do not fit the int8 layout.
     """
     values: dict[str, Any] = vllm_config.additional_config or {}
-    for name in (LI_C8, SFA_C8):
+    for name in (LI_KEY, SFA_KEY):
         if not isinstance(values.get(name, False), bool):
             raise ConfigError(f"additional_config {name} is {values[name]!r}", "use true or false")
-    enabled = Int8Caches(values.get(LI_C8, False), values.get(SFA_C8, False))
+    enabled = Int8Caches(values.get(LI_KEY, False), values.get(SFA_KEY, False))
     config = vllm_config.model_config.hf_text_config
     if enabled.latents and config.kv_lora_rank % TILE:
-        raise ConfigError(f"{SFA_C8}: kv_lora_rank is {config.kv_lora_rank}, not a multiple of {TILE}", "drop the key")
+        raise ConfigError(f"{SFA_KEY}: kv_lora_rank is {config.kv_lora_rank}, not a multiple of {TILE}", "drop the key")
     if enabled.indexer and config.index_head_dim & (config.index_head_dim - 1):
-        raise ConfigError(f"{LI_C8}: index_head_dim is {config.index_head_dim}, not a power of 2", "drop the key")
+        raise ConfigError(f"{LI_KEY}: index_head_dim is {config.index_head_dim}, not a power of 2", "drop the key")
     return enabled
