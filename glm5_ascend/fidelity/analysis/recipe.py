@@ -13,6 +13,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.files.written import write_file
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -31,7 +32,7 @@ def with_fallbacks(
         wide_caches: layers whose indexer cache stays in 16 bits.
     """
     raw = recipe_content(recipe)
-    copied = json.loads(json.dumps({key: raw[key] for key in ("metadata", "spec")}))  # without YAML's anchors
+    copied = parse_json(json.dumps({key: raw[key] for key in ("metadata", "spec")}))  # without YAML's anchors
     value: dict[str, Any] = {"apiversion": "glm5_ascend_v1", **copied}
     value["metadata"]["config_id"] = f"{value['metadata']['config_id']}-fallbacks"
     value["spec"].pop("fallback", None)
