@@ -88,7 +88,7 @@ def tool_call(client: Client) -> SmokeResult:
 
 
 def tool_problem(answer: Answer, city: str) -> str:
-    """What is wrong with a call of `WEATHER` for a city; "" for a correct one."""
+    """Describe what is wrong with a call of `WEATHER` for a city; return "" for a correct one."""
     if len(answer.tool_calls) != 1:
         return f"{len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
     name, text = answer.tool_calls[0]

@@ -19,7 +19,7 @@ from glm5_ascend.model import layers
 
 @dataclass(frozen=True)
 class DraftComparison:
-    """Whether each draft of reference and quantized model is accepted, bool [windows, window - 2]."""
+    """Acceptance of every draft of the reference and the quantized model, bool [windows, window - 2]."""
 
     reference: torch.Tensor
     quantized: torch.Tensor
@@ -51,5 +51,5 @@ def draft_tokens(model: StoredModel, normed: torch.Tensor, windows: list[torch.T
 
 
 def accepted(drafts: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Whether `best`, the main model's most probable ids [windows x (length - 1)], accepts each of `draft_tokens`."""
+    """Compare each draft with `best`, the main model's most probable ids [windows x (length - 1)]."""
     return best.view(len(drafts), -1)[:, 1:] == drafts[:, :-1]
