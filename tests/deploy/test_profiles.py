@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from itertools import product
+from typing import get_args
 
 import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command, script
-from glm5_ascend.deploy.profiles.load import SCHEDULING, Profile, Role, load, merge, names
+from glm5_ascend.deploy.profiles.file import SwitchName
+from glm5_ascend.deploy.profiles.load import Profile, Role, load, merge, names
 from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
@@ -66,7 +68,7 @@ def test_all_profiles_are_there() -> None:
 
 @pytest.mark.parametrize(("profile", "role"), ROLES, ids=ids)
 def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Role) -> None:
-    assert set(profile.scheduling) == set(SCHEDULING)
+    assert set(profile.scheduling) == set(get_args(SwitchName))
     assert {key: is_on(switch, role) for key, switch in profile.scheduling.items()} == switched_on(role)
     assert all(switch.why and switch.excludes for switch in profile.scheduling.values())
 

@@ -97,17 +97,12 @@ def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     flags = container["args"]
     selector = dict(word.split("=") for word in flags[flags.index("--selector") + 1 :])
     seen = [pod for pod in pods if matches(selector, pod["metadata"]["labels"])]
-    assert len(seen) == len(profile.roles) and all(
-        pod["spec"]["containers"][0]["ports"][0]["containerPort"]
-        == int(flags[flags.index("--service-discovery-port") + 1])
-        for pod in seen
-    )
+    port = int(flags[flags.index("--service-discovery-port") + 1])
+    assert len(seen) == len(profile.roles)
+    assert {pod["spec"]["containers"][0]["ports"][0]["containerPort"] for pod in seen} == {port}
     binding = objects["RoleBinding", f"{name}-router"]
     assert binding["subjects"][0]["name"] == router["serviceAccountName"]
-    assert ("ServiceAccount", router["serviceAccountName"]) in objects and (
-        "Role",
-        binding["roleRef"]["name"],
-    ) in objects
+    assert {("ServiceAccount", router["serviceAccountName"]), ("Role", binding["roleRef"]["name"])} <= set(objects)
 
 
 def call_of_proxy(objects: dict[tuple[str, str], dict[str, Any]], name: str, folder: Path) -> tuple[Any, list[str]]:
@@ -154,6 +149,7 @@ def test_sglangs_router_is_told_of_both_halves(tmp_path: Path) -> None:
         assert {"name": "STORE", "value": "a3-pd-sglang-prefill-http"} in pod["env"]
 
 
+@pytest.mark.long  # installs vllm-router
 def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     """vllm-router's parser reads them; finding pods needs a cluster."""
     python = tool_environment(tmp_path / "venv", f"vllm-router=={ROUTER_VERSION}")
@@ -170,11 +166,9 @@ def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     stand_in.chmod(0o755)
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
     for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
-        options = json.loads(
-            subprocess.run(
-                ["bash", script, *arguments], env=environ | path, capture_output=True, text=True, check=True
-            ).stdout
-        )
+        command = ["bash", script, *arguments]
+        done = subprocess.run(command, env=environ | path, capture_output=True, text=True, check=True)
+        options = json.loads(done.stdout)
         assert options["service_discovery"] is bool(arguments)
         if arguments:
             assert options["service_discovery_port"] == 8000 and options["worker_urls"] == []

@@ -80,15 +80,6 @@ def hbm_gib(text: str) -> int | None:
     return round(min(totals) / 1024) if totals else None
 
 
-def huge_pages(root: Path = Path("/")) -> str:
-    try:
-        text = (root / "proc/meminfo").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    match = re.search(r"^HugePages_Total:\s*(\d+)", text, re.MULTILINE)
-    return match[1] if match else "unknown"
-
-
 def on_network_mount(directory: Path, mounts: str) -> bool:
     """Look up the file system of `directory` in the text of /proc/mounts: True for a network file system."""
     mount, mounted = "", ""

@@ -52,7 +52,6 @@ def device_rows() -> list[DoctorRow]:
         DoctorRow("NPUs", str(dies) if dies else "none", "info", f"{hbm} GiB each" if hbm else ""),
         DoctorRow("CANN", facts.get("cann", "not installed"), "info"),
         DoctorRow("driver", machine.driver_version() or "not installed", "info"),
-        DoctorRow("huge pages", machine.huge_pages(), "info"),
         DoctorRow("/dev/shm", f"{facts['shm_gib']} GiB" if "shm_gib" in facts else "none", "info"),
         DoctorRow(
             "limits", f"open files {facts['open_files']}", "info",

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from packaging.version import Version
 
-from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchKeys, SwitchName
+from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchKeys
 from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
 
-SCHEDULING: tuple[str, ...] = get_args(SwitchName)
 PER_RANK = "per_rank"
 #: Keys that a profile or one of the files that it extends must have.
 REQUIRED = (

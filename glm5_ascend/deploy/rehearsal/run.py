@@ -149,11 +149,11 @@ def _rehearse_role(
         report(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
         dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
         node, local = divmod(dp_rank, role.local_ranks)
-        place = ServerPlace(min(node, role.nodes - 1), local if role.per_rank else 0, _HERE, _HERE, "lo")
-        server = command(profile, role, place, str(directory), extra)
+        server = ServerPlace(min(node, role.nodes - 1), local if role.per_rank else 0, _HERE, _HERE, "lo")
+        built = command(profile, role, server, str(directory), extra)
         stage = planned[rank // sizes.tensor % sizes.pipeline] if planned else None
         job = {
-            "argv": server.argv, "env": server.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
+            "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
             "imports": dict(packages.imports) if packages else {}, "headers": headers,
         }  # fmt: skip
