@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.cli import usage
+from glm5_ascend.verify import Report
 from tests.support.command import assert_one_clear_line, glm5_ascend
 from tests.support.tiny_model import write_calibration
 
@@ -61,3 +63,14 @@ def test_verify_exit_codes_and_json(tiny_w4a8: Path, tiny_source: Path) -> None:
     done = glm5_ascend("verify", tiny_w4a8, "--against", tiny_source, "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"], report["exit_code"], report["command"]) == (0, True, 0, "verify")
+
+
+def test_no_error_line_has_an_escape_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert usage.report("a \x1b[2J\nok\u202e [red]x", "b\r\ud800", 2, []) == 2
+    assert capsys.readouterr().err == "error: a \\x1b[2J\\nok\\u202e [red]x\n  fix: b\\r\\ud800\n"
+
+
+def test_no_finding_has_an_escape_code(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    report.error("a.b", "c\x1b", fix="d\x1b")
+    assert all(line.isprintable() for line in report.lines())
