@@ -14,31 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend import __version__
-from glm5_ascend.deploy.acceptance.measurements import EVAL, HARDWARE_STEP, LOAD, PARITY, PLAN
-from glm5_ascend.deploy.acceptance.steps import (
-    DOCTOR,
-    FAILED,
-    NOT_RUN,
-    OK,
-    SERVE_SENDS,
-    SMOKE,
-    WARNING,
-    WATCH,
-    Acceptance,
-    AcceptStep,
-    StepResult,
-    connect,
-)
+from glm5_ascend.deploy.acceptance import measurements, steps
+from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, OK, WARNING, Acceptance, AcceptStep, StepResult
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.errors import (
-    EXIT_CHECK_FAILED,
-    EXIT_OK,
-    ConfigError,
-    Glm5Error,
-    MissingEnvironmentError,
-    OutputError,
-)
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, Glm5Error, MissingEnvironmentError, OutputError
 from glm5_ascend.files.written import write_file
 from glm5_ascend.plan.workload import parse_workload
 from glm5_ascend.report.header import make_header
@@ -73,8 +53,9 @@ def accept(options: AcceptOptions, key: str, on_step: Callable[[StepResult], obj
     except OSError as error:
         raise OutputError(f"{acceptance.folder}: {error.strerror}", "name another folder with --out") from None
     about, results, content = _about(acceptance), list[StepResult](), dict[str, Any]()
-    first = [] if acceptance.on_npu else [HARDWARE_STEP]
-    for result in run([DOCTOR, PARITY, *first, PLAN, SMOKE, EVAL, LOAD, WATCH], acceptance):
+    first = [steps.DOCTOR, measurements.PARITY, *([] if acceptance.on_npu else [measurements.HARDWARE_STEP])]
+    served = [steps.SMOKE, measurements.EVAL, measurements.LOAD, steps.WATCH]
+    for result in run([*first, measurements.PLAN, *served], acceptance):
         results.append(result)
         content = {**report(results, simulated=acceptance.simulate), "about": about}
         content["steps"] = [asdict(step) for step in results]
@@ -112,17 +93,17 @@ def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
     return acceptance
 
 
-def run(steps: Sequence[AcceptStep], acceptance: Acceptance) -> Iterator[StepResult]:
+def run(sequence: Sequence[AcceptStep], acceptance: Acceptance) -> Iterator[StepResult]:
     """Take the steps, first those that need no server, and yield their results.
 
     The other steps run after a failure, too. Without a server, steps that need it are not run.
     """
-    for step in steps:
+    for step in sequence:
         if not step.server:
             yield _result(step, acceptance)
     with ExitStack() as stack:
-        yield _result(AcceptStep("serve", lambda it: stack.enter_context(_server(it)), SERVE_SENDS), acceptance)
-        for step in steps:
+        yield _result(AcceptStep("serve", lambda it: stack.enter_context(_server(it)), steps.SERVE_SENDS), acceptance)
+        for step in sequence:
             if step.server:
                 yield _result(step, acceptance)
 
@@ -181,7 +162,7 @@ def _result(step: AcceptStep, acceptance: Acceptance) -> StepResult:
 def _server(acceptance: Acceptance) -> Iterator[StepResult]:
     """Start the profile's server, or connect to the given one."""
     if acceptance.url:
-        yield connect(acceptance)
+        yield steps.connect(acceptance)
         return
     began, log = time.monotonic(), acceptance.folder / "serve.log"
     options = ["--profile", acceptance.profile.name, "--host", "127.0.0.1"]
@@ -189,6 +170,6 @@ def _server(acceptance: Acceptance) -> Iterator[StepResult]:
     with server(acceptance.directory, log, options=options, start_timeout=limit) as port:
         ready = round(time.monotonic() - began, 1)
         acceptance.url = f"http://127.0.0.1:{port}"
-        result = connect(acceptance)
+        result = steps.connect(acceptance)
         verdict = f"ready after {ready} s: serves {result.figures['model']}"
         yield StepResult(OK, verdict, {**result.figures, "seconds_to_ready": ready, "log": str(log)})

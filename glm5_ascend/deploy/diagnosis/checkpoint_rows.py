@@ -23,13 +23,10 @@ def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> l
     engine = None if profile is None else verify_name(profile.engine, profile.platform)
     report = verify(directory, engine=engine, deep=False)
     if report.ok:
-        return [
-            DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", "glm5-ascend verify reads the values")
-        ]
-    lines = report.lines(quiet=True)
-    return [
-        DoctorRow("checkpoint", f"{directory}: {line}", "problem", f"glm5-ascend verify {directory}") for line in lines
-    ]
+        note = "glm5-ascend verify reads the values"
+        return [DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", note)]
+    fix = f"glm5-ascend verify {directory}"
+    return [DoctorRow("checkpoint", f"{directory}: {line}", "problem", fix) for line in report.lines(quiet=True)]
 
 
 def profile_rows(
@@ -50,15 +47,10 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
     )
     if result.assumed:
         note += f"; versions assumed as of {profile.line.name}: this machine is not an Atlas"
-    bad = any(broken.level == ERROR for broken in result.broken)
-    verdict = (
-        f"{name}: {len(rows)} of {checked} checked rules found something"
-        if rows
-        else f"{name}: none of {checked} checked rules found anything"
-    )
+    verdict = f"{name}: {checked} rules checked, {len(rows)} broken"
     return [
         *rows,
-        DoctorRow("profile", verdict, "info" if bad or rows else "ok", note if result.unchecked else profile.status),
+        DoctorRow("profile", verdict, "info" if rows else "ok", note if result.unchecked else profile.status),
     ]
 
 

@@ -132,10 +132,9 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
     facts |= {"quantized": facts["npu"], "weights": short_name(profile.weights["experts"])}
     if "weights_gib" in profile.memory:
         facts["weights_gib"] = profile.memory["weights_gib"]
-    sides = {side: profile.roles.get(side) for side in ("prefill", "decode")}
-    if all(sides.values()):
-        for side, other in sides.items():
-            facts[f"dcp_{side}"] = other.args.get("decode-context-parallel-size", 1) if other else 1
+    if {"prefill", "decode"} <= profile.roles.keys():
+        for side in ("prefill", "decode"):
+            facts[f"dcp_{side}"] = profile.roles[side].args.get("decode-context-parallel-size", 1)
     return facts
 
 

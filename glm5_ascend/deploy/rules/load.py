@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -79,12 +80,7 @@ def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[st
         if answer is None:
             unchecked[rule.id] = sorted(names_in(rule.when) - set(facts))
         elif answer:
-            values = _Values(facts)
+            values = defaultdict(lambda: "(unknown)", facts)
             message, fix = rule.message.format_map(values), rule.fix.format_map(values)
             broken.append(BrokenRule(rule.id, rule.level, message, fix, rule.known_from))
     return broken, unchecked
-
-
-class _Values(dict[str, Any]):
-    def __missing__(self, name: str) -> str:
-        return f"({name} unknown)"
