@@ -18,8 +18,8 @@ PARSE = """
 import json, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
 for name, argv in json.load(sys.stdin).items():
-    parser = make_arg_parser(FlexibleArgumentParser())
     parser.error = lambda message: sys.exit(f"{name}: {message}")
     print(name, parser.parse_args(argv[2:]).model_tag)
 """
