@@ -175,17 +175,13 @@ def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
         except subprocess.TimeoutExpired:
             raise CheckFailedError(f"a rank took more than {LIMIT} s", "run it on a faster machine") from None
         if not (folder / "report.json").is_file():
-            return _died(done)
+            failure = FailureReport(stage="process", error=f"ended with {done.returncode}: {_last_line(done.stderr)}")
+            return RankReport(seconds={}, models={}, failure=failure, peak_bytes=0)
         report = RankReport.model_validate_json((folder / "report.json").read_bytes())
     if report.failure is not None and "parser refuses" in report.failure.error:
         error = f"{report.failure.error}: {_last_line(done.stderr)}"
         report = report.model_copy(update={"failure": report.failure.model_copy(update={"error": error})})
     return report
-
-
-def _died(done: subprocess.CompletedProcess[str]) -> RankReport:
-    failure = FailureReport(stage="process", error=f"ended with {done.returncode}: {_last_line(done.stderr)}")
-    return RankReport(seconds={}, models={}, failure=failure, peak_bytes=0)
 
 
 def _last_line(text: str) -> str:

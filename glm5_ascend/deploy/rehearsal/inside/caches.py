@@ -74,9 +74,8 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     page = sum(spec.page_size_bytes for spec in specs.values())
     report: dict[str, Any] = {
         "ignored": ignored(config, specs),
-        "layers": len(
-            {extract_layer_index(name) for name in specs}
-        ),  # the indexer's keys may be a separate cache of a layer
+        # The indexer's keys may be a separate cache of a layer.
+        "layers": len({extract_layer_index(name) for name in specs}),
         "bytes_per_token": page / tokens,
         "tokens_per_block": tokens,
     }

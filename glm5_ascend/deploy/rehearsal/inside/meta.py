@@ -138,9 +138,7 @@ class LoadRecord(TorchDispatchMode):
         """Parameter -> number of elements that no tensor of the checkpoint wrote; complete parameters are left out."""
         missing = {name: value.numel() - self.written[name].elements for name, value in parameters.items()}
         built = {name for name, value in parameters.items() if self.names.get(storage(value)) == name}
-        return {
-            name: count for name, count in missing.items() if count and name in built
-        }  # not: replaced by the loader
+        return {name: count for name, count in missing.items() if count and name in built}  # not: replaced
 
 
 def copies(one: str, other: str) -> bool:

@@ -97,9 +97,8 @@ def gating_top_k(x: Tensor, k: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor,
 
 
 def dequant_swiglu_quant(x: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.int8), x.new_empty(
-        x.shape[:-1], dtype=torch.float32
-    )
+    half = x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=torch.int8)
+    return half, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def grouped_swiglu_quant(x: Tensor, weight: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -149,7 +149,5 @@ class FakeStream:
 
 def without_streams() -> None:
     """Replace torch_npu's streams and events, which need a device."""
-    for name in ("Stream", "Event"):
-        setattr(torch.npu, name, FakeStream)  # type: ignore[attr-defined]
-    for name in ("current_stream", "stream", "synchronize", "default_stream"):
+    for name in ("Stream", "Event", "current_stream", "stream", "synchronize", "default_stream"):
         setattr(torch.npu, name, FakeStream)  # type: ignore[attr-defined]
