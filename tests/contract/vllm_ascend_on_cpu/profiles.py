@@ -26,14 +26,16 @@ import vllm_ascend.envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+CLI_ARGS = import_module(os.environ["MAKE_ARG_PARSER"])  # the module of vLLM's parser, from the engine line
+#: Built once: it takes seconds.
+PARSER = CLI_ARGS.make_arg_parser(FlexibleArgumentParser())
+
 
 def configured(argv: list[str]) -> dict[str, Any]:
     """Parse as `vllm serve` does, then build the engine's configuration, which runs the platform's checks."""
-    cli_args = import_module(os.environ["MAKE_ARG_PARSER"])  # its module, from the engine line
-    parser = cli_args.make_arg_parser(FlexibleArgumentParser())
-    parsed = parser.parse_args(argv[2:])
+    parsed = PARSER.parse_args(argv[2:])
     parsed.model = parsed.model_tag
-    cli_args.validate_parsed_serve_args(parsed)
+    CLI_ARGS.validate_parsed_serve_args(parsed)
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     from vllm_ascend.ascend_config import get_ascend_config
     from vllm_ascend.utils import enable_sp

@@ -15,6 +15,7 @@ from glm5_ascend.deploy.rules.expression import holds, names_in
 from glm5_ascend.deploy.rules.facts import COMMON, FACTS, of_command, of_profile, of_sglang_command
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
 from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.serve.flags import parsed_flags, without
 
 
 class Recorded(yaml.SafeLoader):
@@ -132,6 +133,39 @@ def test_logic_with_unknown_facts(text: str, facts: dict[str, Any], answer: bool
 def test_rules_are_no_programs(text: str) -> None:
     with pytest.raises(ValueError, match="rules have no"):
         holds(text, {"a": 1, "b": True})
+
+
+def test_a_command_line_in_all_spellings() -> None:
+    words = [
+        "vllm",
+        "serve",
+        "DIR",
+        "-tp",
+        "8",
+        "--max_model_len=4096",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+    ]
+    words += [
+        "--compilation-config.cudagraph_mode",
+        "NONE",
+        "-q",
+        "ascend",
+        "--sizes",
+        "1",
+        "2",
+        "--seed",
+        "1",
+        "--seed=2",
+    ]
+    assert parsed_flags([*words, "--speculative-config", '{"method": "mtp"}', "--kv-transfer-config", "{"]) == {
+        "tensor-parallel-size": 8, "max-model-len": 4096, "enable-prefix-caching": False, "enforce-eager": True,
+        "compilation-config": {"cudagraph_mode": "NONE"}, "quantization": "ascend", "sizes": [1, 2], "seed": 2,
+        "speculative-config": {"method": "mtp"}, "kv-transfer-config": "{",
+    }  # fmt: skip
+    facts = of_command(words, {})
+    assert (facts["tp"], facts["max_model_len"], facts["prefix_cache"], facts["graph"]) == (8, 4096, False, "NONE")
+    assert without(words, "--tensor-parallel-size", "--seed")[3:] == words[5:15]
 
 
 def test_both_spellings_of_int8_caches_are_seen() -> None:
