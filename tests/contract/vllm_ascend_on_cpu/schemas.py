@@ -18,7 +18,7 @@ import torch
 kernels, out = sys.argv[1:]
 sys.path.insert(0, kernels)
 
-from glm5_kernels.ascend import lightning_indexer as npu  # noqa: E402  # from that folder
+from glm5_kernels import registry  # noqa: E402  # from that folder
 from glm5_kernels.paged_cache import PagedBatch  # noqa: E402
 
 
@@ -31,7 +31,7 @@ def answer(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 half, tokens, requests = torch.bfloat16, 7, 3
-topk = npu.lightning_indexer(
+topk = registry.load("lightning_indexer", "npu")(
     meta(tokens, 32, 128, dtype=half), meta(40, 128, 128, dtype=half), meta(tokens, 32, dtype=half),
     PagedBatch(meta(requests + 1), meta(requests), meta(requests, 16)), 2048,
 )  # fmt: skip
