@@ -24,7 +24,7 @@ from glm5_kernels.int8_linear import Int8Linear
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.mla_preprocess import MlaPreprocess
-from glm5_kernels.paged_cache import PagedBatch, keys_in_pages, queries_in_a_row, write_rows
+from glm5_kernels.paged_cache import PagedBatch, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
 from glm5_kernels.registry import choose, report
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
@@ -37,8 +37,8 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "KernelInputError", "KernelUnavailableError", "LinearWeights", "PagedBatch",
     "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors", "gptq_round", "hadamard",
-    "indexer_preprocess", "int8_linear", "keys_in_pages", "lightning_indexer", "lightning_indexer_quant",
-    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "queries_in_a_row", "report",
+    "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
+    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "report",
     "round_rows", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "v_up_proj", "w4a8_moe",
     "widens_bf16", "write_rows",
 ]  # fmt: skip

@@ -43,12 +43,11 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    lengths = _ArrayKey.of(batch.seq_lens)
-    longest = _longest(lengths)
+    longest = int(batch.seq_lens.numpy().max(initial=0))
     if longest > MAX_POSITIONS:
         raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
     columns = max(0, -(-longest // block_size))  # later columns may be left over from other requests
-    last_block = _last_block(lengths, _ArrayKey.of(table[:, :columns]), block_size)
+    last_block = _last_block(_ArrayKey.of(batch.seq_lens), _ArrayKey.of(table[:, :columns]), block_size)
     if last_block >= num_blocks:
         raise KernelInputError(f"block_table names block {last_block}, the cache has {num_blocks}")
 
@@ -70,11 +69,6 @@ class _ArrayKey(NamedTuple):
 
 
 # All layers of a step check the same tables; without the caches that would take as long as their products.
-@lru_cache(maxsize=4)
-def _longest(lengths: _ArrayKey) -> int:
-    return int(lengths.array().max())
-
-
 @lru_cache(maxsize=4)
 def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
     """The largest block number among the blocks that requests of these lengths read."""
@@ -149,22 +143,3 @@ def write_rows(cache: torch.Tensor, slot_mapping: torch.Tensor, values: torch.Te
         slots, values = slots[keep], values[keep]
     block_size = cache.shape[1]
     cache[slots // block_size, slots % block_size] = values.to(cache.dtype)
-
-
-def queries_in_a_row(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [B, S, ...] (BSND) -> [B * S, ...] (TND) and query_start_loc int32 [B + 1]."""
-    batch, length = x.shape[:2]
-    return x.flatten(0, 1), torch.arange(batch + 1, dtype=torch.int32, device=x.device) * length
-
-
-def keys_in_pages(x: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [B, S, D] (BSND without its one head) as a cache [B * S / block_size, block_size, D] and its block_table.
-
-    Raises:
-        KernelInputError: S is no multiple of block_size.
-    """
-    batch, length, dim = x.shape
-    if length % block_size:
-        raise KernelInputError(f"{length} keys per request do not fill blocks of {block_size}: pad them")
-    blocks = torch.arange(batch * length // block_size, dtype=torch.int32, device=x.device)
-    return x.reshape(-1, block_size, dim), blocks.view(batch, -1)

@@ -108,11 +108,10 @@ def test_int8_keys_are_those_of_the_op(tiny_source: Path) -> None:
     got = layers.select_topk(config, weights, x, latent, int8_keys=True)
     q, k = layers._index_operands(config, weights, x, latent)
     (q8, q_scale), (k8, k_scale) = ops.quantize_indexer(q), ops.quantize_indexer(k)
-    pages, table = ops.keys_in_pages(k8[None], 16)
-    scales, _ = ops.keys_in_pages(k_scale[None, :, None], 16)
-    batch = ops.PagedBatch(torch.tensor([0, 64]), torch.tensor([64]), table)
+    pages, scales = k8.view(4, 16, -1), k_scale.view(4, 16)
+    batch = ops.PagedBatch(torch.tensor([0, 64]), torch.tensor([64]), torch.arange(4)[None])
     head = weights.linear("self_attn.indexer.weights_proj", x)
-    best = ops.lightning_indexer_quant(q8, pages, head, q_scale, scales[..., 0], batch, config.index_topk)
+    best = ops.lightning_indexer_quant(q8, pages, head, q_scale, scales, batch, config.index_topk)
     expected = torch.zeros(64, 64, dtype=torch.bool)
     for row, positions in enumerate(best.tolist()):
         expected[row, [position for position in positions if position >= 0]] = True

@@ -17,6 +17,7 @@ from glm5_kernels.compiled import sparse_flash_attention as sfa_cpu
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.topk import best_positions
+from glm5_kernels.parity.cases import cases
 from glm5_kernels.parity.run import parity
 from tests.ops.support.implementations import cpu, reference
 from tests.ops.support.paged_batch import paged_batch
@@ -81,6 +82,13 @@ def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
     usable = [p for p in range(600) if scores[50 + p] == scores[50 + p]]
     want = sorted(sorted(usable, key=lambda p: (-float(scores[50 + p]), p))[:k])
     assert out[1].tolist() == want + [-1] * (k - len(want)) and (out[0] == 7).all()
+
+
+def test_finite_numbers_do_not_need_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens with NaN are computed again by the reference: it would hide a NaN that the compiled version makes."""
+    monkeypatch.setattr(sfa_cpu.reference, "sparse_flash_attention", lambda _: pytest.fail("computed again"))
+    case = next(case for case in cases(ops=["sparse_flash_attention"]) if case.variant.startswith("chunk, bfloat16"))
+    assert cpu.sparse_flash_attention(*case.arguments)[0].isfinite().all()
 
 
 def test_attention_survives_large_scores() -> None:

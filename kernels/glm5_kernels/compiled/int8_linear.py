@@ -34,7 +34,7 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
 
 
 def _by_library(x: torch.Tensor, w: int8.LinearWeights, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """By `int8_product.matmul`, with int32 sums of a part of the weight rows at a time."""
+    """The product of `int8_product.matmul`, with int32 sums of a part of the weight rows at a time."""
     codes, factors = quantize(x, w)
     out = torch.empty(len(x), len(w.weight), dtype=dtype)
     size = max(_MIN_ROWS, _SUMS // max(len(x), 1) // _MIN_ROWS * _MIN_ROWS)

@@ -28,8 +28,3 @@ def kernel(function: Callable[..., object]) -> Any:
 def inner(function: Callable[..., object]) -> Any:
     """Decorator of a function that only kernels call: inlined into each of them."""
     return njit(**_OPTIONS, no_cpython_wrapper=True, inline="always")(function)
-
-
-def shared(function: Callable[..., object]) -> Any:
-    """Decorator of a function that kernels call at several places: compiled once, not inlined."""
-    return njit(**_OPTIONS, no_cpython_wrapper=True)(function)

@@ -18,11 +18,9 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl")
 RESTRICTED = {
     "nehalem": ("sse2", "sse4.1", "sse4.2"),
     "haswell": _AVX2,
-    "x86-64-v3": _AVX2,
     "alderlake": (*_AVX2, "avxvnni"),
     "skylake-avx512": _AVX512,
     "icelake-server": (*_AVX512, "avx512vnni"),
-    "cortex-a72": ("neon",),  # the first ARM servers
     "tsv110": ("neon", "dotprod"),  # Kunpeng 920
     "neoverse-v1": ("neon", "dotprod", "i8mm"),
 }

@@ -262,8 +262,8 @@ def intrinsic(returns: Any = types.void, **kinds: Any) -> Callable[[Callable[...
     def decorate(emit: Callable[..., Any]) -> Any:
         first, *parameters = inspect.signature(emit).parameters.values()
 
-        def define(_: Any, *given: Any) -> Any:
-            pairs = zip(parameters, given, strict=True)
+        def define(_: Any, *kinds_of_call: Any) -> Any:
+            pairs = zip(parameters, kinds_of_call, strict=True)
             operands = [kinds.get(parameter.name, types.int64) or kind for parameter, kind in pairs]
             return returns(*operands), generate
 

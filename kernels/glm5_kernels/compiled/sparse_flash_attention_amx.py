@@ -13,11 +13,11 @@ from numba import float32, int64
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, store_row_as, transpose, turn
+from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, transpose, turn
 from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
 from glm5_kernels.compiled.sparse_flash_attention_intrinsics import copy_and_pair, softmax_columns, unpacked
 from glm5_kernels.compiled.sparse_flash_attention_operands import Caches, aligned
-from glm5_kernels.compiled.sparse_flash_attention_tiles import select_rows
+from glm5_kernels.compiled.sparse_flash_attention_tiles import select_rows, store_token
 from glm5_kernels.sparse_flash_attention import TILE as PER_SCALE
 
 #: Keys of a tile: the more, the fewer times all sums are loaded and stored; what a tile needs fits an L2 cache.
@@ -96,20 +96,8 @@ def attend_by_amx(
             _scores(keys, caches, tile)
             _softmax(keys, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
-        for head in range(queries.heads):
-            lse[token, head] = float32(np.inf)
-            for column in range(caches.rank):
-                tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if count else float32(0)
-            if count:
-                lse[token, head] = tile.peak[head] + np.log(tile.total[head])
-            target = out.base + token * out.block_pitch + head * out.row_pitch
-            store_row_as(_row_of_mixed(head, caches, tile), caches.rank, out.kind, target)
+        store_token(token, count, queries.heads, caches.rank, tile, out, lse)
     amx.release()
-
-
-@inner
-def _row_of_mixed(head: Any, caches: Any, tile: Any) -> Any:
-    return tile.mixed.ctypes.data + 4 * head * (caches.rank + WIDTH)
 
 
 @inner
@@ -198,6 +186,6 @@ def _weighted_values(start: Any, keys: Any, caches: Any, softmax: Any, tile: Any
             amx.multiply(
                 LeftAt(tile.probs + 4 * KEYS * head, 4 * KEYS, 4 * KEYS * TILE, parts, 2 * KEYS),
                 RightAt(tile.pairs + 4 * column, pitch, 4 * TILE, TILE * pitch),
-                OutAt(_row_of_mixed(head, caches, tile) + 4 * column, pitch, TILE * pitch),
+                OutAt(tile.mixed.ctypes.data + pitch * head + 4 * column, pitch, TILE * pitch),
                 _in_sides(keys) // SIDE, int64(start == 0),
             )  # fmt: skip

@@ -65,15 +65,18 @@ def attend_tokens(
             _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
-        for head in range(queries.heads):
-            lse[token, head] = float32(np.inf)
-            if count:
-                total = tile.total[head]
-                for column in range(caches.rank):
-                    tile.mixed[head, column] /= total
-                lse[token, head] = tile.peak[head] + np.log(total)
-            target = out.base + token * out.block_pitch + head * out.row_pitch
-            store_row_as(tile.mixed.ctypes.data + 4 * head * caches.rank, caches.rank, out.kind, target)
+        store_token(token, count, queries.heads, caches.rank, tile, out, lse)
+
+
+@inner
+def store_token(token: Any, count: Any, heads: Any, rank: Any, tile: Any, out: Any, lse: Any) -> None:
+    """Normalise the sums of a token that read `count` rows, and store them and the logarithms."""
+    for head in range(heads):
+        lse[token, head] = tile.peak[head] + np.log(tile.total[head]) if count else float32(np.inf)
+        for column in range(rank):
+            tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if count else float32(0)
+        target = out.base + token * out.block_pitch + head * out.row_pitch
+        store_row_as(tile.mixed.ctypes.data + 4 * head * tile.mixed.shape[1], rank, out.kind, target)
 
 
 @inner

@@ -60,16 +60,10 @@ def _select(
         for lo in range(start, end, step):
             hi = min(lo + step, end)
             seen = (torch.arange(length) < visible[lo:hi, None]) & (rows >= 0)  # [t, S]
-            scores = score_keys(q[lo:hi], keys, weights[lo:hi]) * factor
+            dots = (q[lo:hi].float().flatten(0, 1) @ keys.T).relu_().view(hi - lo, heads, -1)  # [t, H, S]
+            scores = torch.bmm(weights[lo:hi].float()[:, None, :], dots)[:, 0] * factor  # [t, S]
             out[lo:hi] = best_positions(scores, seen, topk)
     return out
-
-
-def score_keys(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """q [t, H, D], keys fp32 [S, D], weights [t, H] -> fp32 [t, S]."""
-    t, heads, dim = q.shape
-    dots = (q.float().reshape(t * heads, dim) @ keys.T).relu_().view(t, heads, -1)  # [t, H, S]
-    return torch.bmm(weights.float()[:, None, :], dots)[:, 0]
 
 
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:

@@ -27,14 +27,12 @@ FAULTS: tuple[Fault, ...] = (
         "@ keys.T).view(",
         "test_matches_brute_force_on_ragged_paged_batches",
     ),
-    Fault(
+    fault(
         "ops",
         "online softmax scales what came before the wrong way",
-        (
-            ("factor = np.exp(before - highest)", "factor = np.exp(highest - before)"),
-            ("factor = np.exp(before - peak)", "factor = np.exp(peak - before)"),
-        ),
-        ("test_every_compiled_op_agrees_with_its_reference[sparse_flash_attention]",),
+        "factor = np.exp(before - peak)",
+        "factor = np.exp(peak - before)",
+        "test_finite_numbers_do_not_need_the_reference",
     ),
     fault(
         "ops",
