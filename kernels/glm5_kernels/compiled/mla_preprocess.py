@@ -33,14 +33,6 @@ class Norms(NamedTuple):
     eps: float
 
 
-class HeadSizes(NamedTuple):
-    """Heads, and the dims of a head without and with rotation."""
-
-    heads: int
-    nope: int
-    rope: int
-
-
 class Target(NamedTuple):
     """Rows (block, offset) of both caches, rows of a block, slots int64 [T] (negative: written nowhere)."""
 
@@ -65,7 +57,7 @@ def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor,
     run_ranges(_latents, tokens, _TOKENS, *latents)
     z = apply_linear(q_c if q_b.scale is not None else q_c.to(dtype), q_b, dtype).contiguous()
     q_pe = torch.empty(tokens, heads, rope, dtype=dtype)
-    queries = z.data_ptr(), KINDS[dtype], HeadSizes(heads, nope, rope), angles, q_pe.data_ptr()
+    queries = z.data_ptr(), KINDS[dtype], (heads, nope, rope), angles, q_pe.data_ptr()
     run_ranges(_queries, tokens, _TOKENS, *queries)
     return per_head(z.view(tokens, heads, nope + rope)[..., :nope], w_uk_t), q_pe, q_c.to(dtype)
 
@@ -105,9 +97,9 @@ def _latents(first: Any, last: Any, y: Any, kind: Any, norms: Any, angles: Any, 
 def _queries(first: Any, last: Any, z: Any, kind: Any, sizes: Any, angles: Any, q_pe: Any) -> None:
     """The rotated part of each head's query, for tokens first..last.
 
-    z, q_pe: addresses of [T, heads, nope + rope] and [T, heads, rope] elements of `kind`.
+    sizes: heads, and the dims of a head without and with rotation. z, q_pe: addresses of [T, heads, nope + rope] and [T, heads, rope] elements of `kind`.
     """
-    heads, nope, rope = sizes.heads, sizes.nope, sizes.rope
+    heads, nope, rope = sizes
     size, row = ELEMENT_BYTES[kind], np.empty(rope, np.float32)
     for token in range(first, last):
         for head in range(token * heads, (token + 1) * heads):

@@ -67,18 +67,15 @@ def _transpose_elements(v: Lanes, table: Any, dims: Any, kind: Any, out: Any, pi
 
 def _transpose_pairs(v: Lanes, table: Any, dims: Any, out: Any, pitch: Any) -> None:
     """Two neighbouring bf16 as one lane, which halves the shuffles; a bf16 is the upper half of an fp32."""
-    builder, words = v.builder, ir.VectorType(I32, WIDTH)
+    builder = v.builder
     with v.lane_groups(builder.sdiv(dims, i64_const(2 * WIDTH))) as start:
         loaded = [v.load(address, start) for address in _addresses(builder, table)]
         for pair in loaded:
             pair.align = 2  # a row of bf16 may start anywhere
         for number, pairs in enumerate(v.transpose_16x16(loaded)):
-            bits = builder.bitcast(pairs, words)
-            lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
-            upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
-            for half, value in enumerate((lower, upper)):
+            for half, value in enumerate(reversed(v.halves(pairs))):
                 dim = builder.add(builder.shl(start, i64_const(1)), i64_const(2 * number + half))
-                v.store(builder.bitcast(value, V16), out, builder.mul(dim, pitch))
+                v.store(value, out, builder.mul(dim, pitch))
 
 
 def _addresses(builder: Any, table: Any) -> list[Any]:

@@ -208,13 +208,11 @@ def _index_operands(generator: torch.Generator) -> Iterator[Case]:
 
 
 def _up_projection(generator: torch.Generator) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        for tokens in (1, 8, 40):
-            latent = torch.randn(tokens, HEADS, RANK, generator=generator).to(dtype)
-            w_uv = (torch.randn(HEADS, RANK, 256, generator=generator) * 0.05).to(dtype)
-            yield Case(
-                "v_up_proj", f"{str(dtype)[6:]}, {tokens} tokens", (latent, w_uv), (("values", _sums(dtype, RANK)),)
-            )
+    for dtype, tokens in itertools.product((torch.float32, torch.bfloat16), (1, 8, 40)):
+        latent = torch.randn(tokens, HEADS, RANK, generator=generator).to(dtype)
+        w_uv = (torch.randn(HEADS, RANK, 256, generator=generator) * 0.05).to(dtype)
+        outputs = (("values", _sums(dtype, RANK)),)
+        yield Case("v_up_proj", f"{str(dtype)[6:]}, {tokens} tokens", (latent, w_uv), outputs)
 
 
 def _linear(generator: torch.Generator) -> Iterator[Case]:
