@@ -97,7 +97,8 @@ def _latents(first: Any, last: Any, y: Any, kind: Any, norms: Any, angles: Any, 
 def _queries(first: Any, last: Any, z: Any, kind: Any, sizes: Any, angles: Any, q_pe: Any) -> None:
     """The rotated part of each head's query, for tokens first..last.
 
-    sizes: heads, and the dims of a head without and with rotation. z, q_pe: addresses of [T, heads, nope + rope] and [T, heads, rope] elements of `kind`.
+    sizes: heads, and the dims of a head without and with rotation.
+    z, q_pe: addresses of [T, heads, nope + rope] and [T, heads, rope] elements of `kind`.
     """
     heads, nope, rope = sizes
     size, row = ELEMENT_BYTES[kind], np.empty(rope, np.float32)
