@@ -40,6 +40,7 @@ def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(module, "AMX", request.param == "amx")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", ["lightning_indexer", "sparse_flash_attention"])
 def test_parity_at_real_head_shapes(op: str) -> None:
     """bf16, fp32 and int8 caches; the parity suite runs only the instructions of this CPU."""
