@@ -54,17 +54,19 @@ def run(options: PlanOptions, output: Output) -> int:
     from glm5_ascend.plan.api import plan
 
     report = plan(replace(options, html=None))
-    report = replace(report, commands=plan_commands(report.plan))
+    report = replace(report, commands=plan_commands(report))
     if options.html is not None:
         from glm5_ascend.plan.html import write
 
-        write(report.plan, Path(options.html), report.commands)
+        write(report, Path(options.html))
     if output.json:
         print(json.dumps(report.to_dict()))
     else:
         from rich.console import Console
 
-        report.show(Console(highlight=False))
+        from glm5_ascend.plan.text import show
+
+        show(report, Console(highlight=False))
     return 0
 
 

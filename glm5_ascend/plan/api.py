@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.evidence import Case, half_width, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
-from glm5_ascend.plan.layout import Layout, check_engine, parse_layout
+from glm5_ascend.plan.layout import Engine, Layout, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.options import PlanOptions
@@ -34,8 +35,6 @@ from glm5_ascend.plan.steps import Duration, Steps
 from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workload
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from glm5_ascend.plan.workload import Slo, Workload
 
 #: More machines than any deployment has: a typing error, and a very long search.
@@ -65,6 +64,14 @@ class Range:
 
 
 @dataclass(frozen=True)
+class PlanCommands:
+    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
+
+    profile: str | None = None
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """The answer to a question.
 
@@ -82,6 +89,7 @@ class Plan:
     numbers: dict[str, Range]
     near: tuple[float, Case] | None
     notes: list[str] = field(default_factory=list)
+    commands: PlanCommands = field(default_factory=PlanCommands)
 
     @property
     def model(self) -> PlannedModel:
@@ -106,43 +114,15 @@ class Plan:
     def within_slo(self) -> bool:
         return self.best.verdict == MEETS
 
-
-@dataclass(frozen=True)
-class PlanCommands:
-    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
-
-    profile: str | None = None
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """A plan, and the commands that run it."""
-
-    plan: Plan
-    commands: PlanCommands = field(default_factory=PlanCommands)
-
-    def lines(self) -> list[str]:
-        """Lines for a terminal of 80 columns."""
-        from glm5_ascend.plan.text import lines
-
-        return lines(self.plan, self.commands)
-
-    def show(self, console: Console) -> None:
-        """Print the report on a console, in its width."""
-        from glm5_ascend.plan.text import show
-
-        show(self.plan, self.commands, console)
-
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `--json`."""
+        """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
         from glm5_ascend.plan.text import to_json
 
-        return to_json(self.plan, self.commands)
+        return to_json(self)
 
 
 @with_options(PlanOptions)
-def plan(options: PlanOptions) -> PlanReport:
+def plan(options: PlanOptions) -> Plan:
     """Plan a deployment on paper: memory, layout, latency and throughput, each with a range.
 
     Raises:
@@ -165,14 +145,18 @@ def plan(options: PlanOptions) -> PlanReport:
     if context > positions:
         raise PlanError(f"--workload: {context} tokens, {model.name} has {positions} positions", "shorten in= or out=")
     if options.mtp is not None:
-        check_engine(replace(parse_layout("tp=1", model.config, 1.0, options.mtp).decode), model.config, hardware)
+        check_engine(Engine(1, drafts=options.mtp), model.config, hardware)
     steps = Steps(model, hardware, hardware.constants or fitted().constants)
     question = Question(steps, workload, slo, parse_acceptance(options.acceptance), options.mtp)
-    if options.layout is not None:
-        result = _evaluated(question, options.layout, options.nodes)
-    else:
-        result = _searched(question, options.nodes)
-    return PlanReport(result)
+    searched = options.layout is None
+    result = (
+        _searched(question, options.nodes) if searched else _evaluated(question, str(options.layout), options.nodes)
+    )
+    if options.html is not None:
+        from glm5_ascend.plan.html import write
+
+        write(result, Path(options.html))
+    return result
 
 
 def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
@@ -249,9 +233,7 @@ def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
 
 def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
     """Figures with their ranges; the range of the memory counts for the speed."""
-    steps, load, model = question.steps, question.workload, question.steps.model
-    if best.admitted is not None:
-        load = replace(load, concurrency=best.admitted)
+    steps, load, model = question.steps, best.load, question.steps.model
     ends = [predict(steps, best.layout, load, question.acceptance, end) or best.prediction for end in _ENDS]
     widths, p = _half_widths(question, best), best.prediction
     basis = "fitted" if steps.hardware.constants is None else "measured"
@@ -270,19 +252,19 @@ def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
     else:
         sizes = [weights.stored_bytes(model, *args) for args in ((False, True), (False, False), (True, True))]
         total = Range(sizes[0], sizes[1], sizes[2], "derived")
-    budgets = (free.budget, free.budget_low, free.budget_high)
-    positions = model.config.max_position_embeddings
-    contexts = [float(min(positions, free.tokens(budget))) for budget in budgets]
-    engine = replace(best.layout.decode, sequences=1_000_000)
+    engine, positions = replace(best.layout.decode, sequences=1_000_000), model.config.max_position_embeddings
     ranks = engine.dp * best.layout.replicas
-    fitting = [float(math.floor(ranks * memory.most_requests(free, engine, load, budget))) for budget in budgets]
+
+    def guessed(value: Callable[[float], float]) -> Range:
+        return Range(value(free.budget), value(free.budget_low), value(free.budget_high), "guessed")
+
     return {
         "weight_bytes_total": total,
         "weight_bytes_per_die": exact(float(sum(free.weights.values()))),
         "kv_bytes_per_token": exact(free.bytes_per_token),
-        "kv_budget_bytes_per_die": Range(free.budget, free.budget_low, free.budget_high, "guessed"),
-        "max_context_tokens": Range(contexts[0], contexts[1], contexts[2], "guessed"),
-        "max_concurrency": Range(fitting[0], fitting[1], fitting[2], "guessed"),
+        "kv_budget_bytes_per_die": guessed(lambda budget: budget),
+        "max_context_tokens": guessed(lambda budget: min(positions, free.tokens(budget))),
+        "max_concurrency": guessed(lambda b: math.floor(ranks * memory.most_requests(free, engine, load, b))),
         "tpot_ms": band("tpot", p.tpot, [end.tpot for end in ends], 1e3),
         "ttft_ms": band("ttft", p.ttft, [end.ttft for end in ends], 1e3),
         "output_tokens_per_s": band("tok_s", p.output_per_second, [end.output_per_second for end in ends]),
@@ -301,7 +283,7 @@ def _notes(question: Question, cluster: Cluster, best: Candidate, others: list[C
     if small.nodes < cluster.nodes:
         machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
         share = (
-            "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of this throughput"
+            "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
         )
         idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
         notes.append(f"{machines} enough for this load{share}{idle}")

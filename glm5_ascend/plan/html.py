@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.api import Plan, PlanCommands
+from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.search import MEETS
 from glm5_ascend.plan.text import basis_lines, load_table, span, table, title, verdict
 from glm5_ascend.report import charts
@@ -15,20 +15,20 @@ from glm5_ascend.report.header import ReportHeader, make_header
 from glm5_ascend.report.verdict import ReportVerdict
 
 
-def write(plan: Plan, path: Path, commands: PlanCommands) -> None:
+def write(plan: Plan, path: Path) -> None:
     """Write the report.
 
     Raises:
         OSError: the file cannot be written.
     """
-    report.write(path, document(plan, make_header(), commands))
+    report.write(path, document(plan, make_header()))
 
 
-def document(plan: Plan, header: ReportHeader, commands: PlanCommands) -> Page:
+def document(plan: Plan, header: ReportHeader) -> Page:
     """The page; `header` has its origin."""
     best = plan.best
     lines = [f"load: {plan.workload}", f"{best.evidence.tag}: {best.layout}", f"source: {best.evidence}", *plan.notes]
-    return Page(title(plan), header, _verdict(plan), lines, list(_cards(plan)), list(_sections(plan, commands)))
+    return Page(title(plan), header, _verdict(plan), lines, list(_cards(plan)), list(_sections(plan)))
 
 
 def _verdict(plan: Plan) -> ReportVerdict:
@@ -54,7 +54,7 @@ def _cards(plan: Plan) -> Iterator[Card]:
         yield Card(key, f"{value}{unit}", label, f"{ends}{plan.numbers[key].basis}")
 
 
-def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
+def _sections(plan: Plan) -> Iterator[Section]:
     die = plan.best.prediction.memory
     parts = {**die.weights, **{name: size for name, size in die.parts.items() if name != "weights"}}
     parts |= {"left for the cache": max(0.0, die.budget), "not used by the engine": die.total - die.usable}
@@ -66,8 +66,8 @@ def _sections(plan: Plan, commands: PlanCommands) -> Iterator[Section]:
     yield Section("A decode step", [charts.bars("A decode step", times, "ms")])
     head, *rows = (tuple(map(str, row)) for row in table(plan))
     yield Section("Layouts", [Table(head, rows)], "Those with a source first. Experimental: nobody is known to run it.")
-    if commands.lines:
-        yield Section("Run it", [Code("\n\n".join(commands.lines))])
+    if plan.commands.lines:
+        yield Section("Run it", [Code("\n\n".join(plan.commands.lines))])
     yield Section("Uncertainty", after=list(basis_lines(plan)))
 
 

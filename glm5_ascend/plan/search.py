@@ -1,18 +1,14 @@
-"""The best layouts of a cluster under a load and limits on latency: what is proven, and what nobody is known to run.
-
-An engine's dies divide the experts evenly. The numbers of engines come from one list that does not depend on the
-cluster, so that a larger cluster can run every layout of a smaller one; nodes may stay idle.
-"""
+"""The best layouts of a cluster under a load and limits on latency: what is proven, and what nobody is known to run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glm5_ascend.plan import memory
 from glm5_ascend.plan.hardware import Cluster
-from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, prefill_settings, sequences_for
+from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import (
     EXPERIMENTAL,
@@ -21,12 +17,13 @@ from glm5_ascend.plan.proven import (
     Evidence,
     faults,
     proven_layouts,
+    with_sequences,
 )
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Acceptance, Slo, Workload
 
-#: Share of its time that a prefill rank may be busy, where the number of prefill engines is chosen.
-PREFILL_UTILIZATION = 0.7
+#: Known layouts that are varied.
+VARIED = 24
 #: Layouts that miss the SLO for which the load within it is searched.
 FINALISTS = 16
 #: Layouts are equally fast from this ratio on: it is far below the error of a prediction.
@@ -55,12 +52,14 @@ class Candidate:
     """A layout and its figures.
 
     Attributes:
-        admitted: clients with which it meets the SLO; None: all. The prediction is for these clients.
+        load: what the prediction is for: the load that was asked for, or less of it that meets the SLO.
+        admitted: clients of a smaller load; None: all.
         verdict: MEETS | SHEDS | MISSES.
         unsure: it fits only if unpublished amounts of memory are small, and no public source runs it.
     """
 
     layout: Layout
+    load: Workload
     prediction: Prediction
     evidence: Evidence
     nodes: int
@@ -98,11 +97,15 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
     """Figures of a layout; with an SLO that it misses, of as many clients as it serves within it (`shed`)."""
     steps, slo, load = question.steps, question.slo, question.workload
 
-    def at(clients: float) -> Prediction | None:
+    def smaller(clients: float) -> Workload:
         requests = None if load.requests is None else max(1, round(load.requests * clients / load.concurrency))
-        smaller = replace(load, concurrency=clients, requests=requests)
-        full = predict(steps, layout, smaller, question.acceptance)
-        return full or (predict(steps, layout, smaller, question.acceptance, "high") if evidence.fits else None)
+        return replace(load, concurrency=clients, requests=requests)
+
+    def at(clients: float) -> Prediction | None:
+        full = predict(steps, layout, smaller(clients), question.acceptance)
+        return full or (
+            predict(steps, layout, smaller(clients), question.acceptance, "high") if evidence.fits else None
+        )
 
     def excess(p: Prediction) -> float:
         late = load.rate is not None and p.bound != "arrivals" and p.output_per_second < 0.99 * load.rate * load.output
@@ -121,11 +124,13 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
                 tried = at(middle)
                 low, high = (middle, high) if tried and excess(tried) <= 1.0 else (low, middle)
             admitted = float(math.floor(low))
-            prediction, verdict = at(admitted) or prediction, SHEDS
+            prediction, verdict, load = at(admitted) or prediction, SHEDS, smaller(admitted)
     need = memory.most_requests(prediction.memory, layout.decode, load, prediction.memory.budget_low)
     unsure = not evidence.fits and need <= 0
-    known, most = len(faults(steps.model, layout)), (admitted or 0.0) >= NEARLY_ALL * load.concurrency
-    return Candidate(layout, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, known, most)
+    known, most = len(faults(steps.model, layout)), load.concurrency >= NEARLY_ALL * question.workload.concurrency
+    return Candidate(
+        layout, load, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, known, most
+    )
 
 
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:
@@ -143,11 +148,12 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
     return candidates
 
 
-def experimental_candidates(question: Question, nodes: int, known: Iterable[Candidate]) -> list[Candidate]:
+def experimental_candidates(question: Question, nodes: int, known: Sequence[Candidate]) -> list[Candidate]:
     """Layouts without a source, best first."""
-    names, cluster = {str(c.layout) for c in known}, Cluster(question.steps.hardware, nodes)
-    layouts = dict.fromkeys([*_together(question, cluster), *_apart(question, cluster)], NOBODY)
-    return _ranked(question, {layout: NOBODY for layout in layouts if str(layout) not in names})
+    names = {str(candidate.layout) for candidate in known}
+    return _ranked(
+        question, {layout: NOBODY for layout in _variants(question, nodes, known) if str(layout) not in names}
+    )
 
 
 def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool = True) -> list[Candidate]:
@@ -168,62 +174,28 @@ def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool =
     return list(best.values())
 
 
-def _engine(question: Question, tp: int, dp: int, replicas: int, dcp: int = 1) -> Engine:
-    """An engine with as many sequences as its share of the load needs."""
-    mtp = question.steps.model.config.num_nextn_predict_layers
-    drafts = (3 if mtp else 0) if question.drafts is None else question.drafts
-    sequences = sequences_for(question.workload.concurrency / replicas, dp)
-    engine = Engine(tp, dp, dcp, drafts=drafts, sequences=sequences)
-    return replace(engine, buffer_mb=max(200, exchange_buffer_mb(question.steps.model.config, engine)))
-
-
-def _engine_sizes(question: Question, cluster: Cluster) -> list[int]:
-    """Dies of an engine: parts of a node where there are fewer experts than its dies, else whole nodes."""
-    experts, node = question.steps.model.config.n_routed_experts, cluster.hardware.dies_per_node
-    sizes = [dies for dies in range(1, min(experts, cluster.dies) + 1) if experts % dies == 0]
-    return [dies for dies in sizes if dies % node == 0 or (node > experts and node % dies == 0)]
-
-
-def _tensor_sizes(question: Question, cluster: Cluster, dies: int) -> list[int]:
-    """TP sizes of an engine of so many dies: within a node, and dividing the heads."""
-    heads, node = question.steps.model.config.num_attention_heads, cluster.hardware.dies_per_node
-    return [tp for tp in range(1, min(dies, node) + 1) if dies % tp == 0 and heads % tp == 0 and node % tp == 0]
-
-
-def _together(question: Question, cluster: Cluster) -> Iterator[Layout]:
-    """Replicas of engines that prefill and decode: with DSA-CP, with DCP, and with every expert cut over all dies."""
-    for dies in _engine_sizes(question, cluster):
-        for replicas in {cluster.dies // dies, max(1, cluster.dies // dies // 2)}:
-            for tp in _tensor_sizes(question, cluster, dies):
-                engine = _engine(question, tp, dies // tp, replicas)
-                yield Layout(engine, None, replicas)
-                if tp > 1:
-                    yield Layout(replace(engine, dsa_cp=True, flashcomm=True), None, replicas)
-                    yield Layout(_engine(question, tp, dies // tp, replicas, tp), None, replicas)
-                if 1 < dies == tp <= 16:
-                    yield Layout(replace(engine, expert_parallel=False), None, replicas)
-
-
-def _apart(question: Question, cluster: Cluster) -> Iterator[Layout]:
-    """Engines that prefill and engines that decode, with as many prefill engines as the decode engines need."""
-    node, load, steps = cluster.hardware.dies_per_node, question.workload, question.steps
-    experts = steps.model.config.n_routed_experts
-    for dies in (n * node for n in (1, 2) if n < cluster.nodes and experts % (n * node) == 0):
-        for tp in {size for size in (8, 16) if node % size == 0}:
-            drafts = 0 if question.drafts == 0 else 1
-            prefill = replace(Engine(tp, dies // tp), flashcomm=True, **prefill_settings(tp, drafts))
-            prompt = steps.prompt(prefill, load.fresh, load.prompt - load.fresh, float(prefill.dp))
-            for size in (d for d in _engine_sizes(question, cluster) if d % node == 0 and d + dies <= cluster.dies):
-                for replicas in {max(1, (cluster.dies - dies) // size * part // 4) for part in (1, 2, 3)}:
-                    for decode_tp in _tensor_sizes(question, cluster, size):
-                        decode = _engine(question, decode_tp, size // decode_tp, replicas)
-                        decode = replace(decode, batched_tokens=decode.sequences * (decode.drafts + 1))
-                        most = predict(steps, Layout(decode, prefill, replicas, 4096), load, question.acceptance)
-                        if most is not None:
-                            rate = most.output_per_second / load.output
-                            needed = math.ceil(rate * prompt.packed / prefill.dp / PREFILL_UTILIZATION)
-                            limit = (cluster.dies - replicas * size) // dies
-                            yield Layout(decode, prefill, replicas, min(max(1, needed), limit))
+def _variants(question: Question, nodes: int, known: Iterable[Candidate]) -> Iterator[Layout]:
+    """The known layouts, or whole nodes, with other divisions, DSA-CP, DCP, and without expert parallelism."""
+    model, hardware = question.steps.model, question.steps.hardware
+    config, node, clients = model.config, hardware.dies_per_node, question.workload.concurrency
+    bases = [candidate.layout for candidate in known][:VARIED]
+    if not bases:
+        drafts = min(3, config.num_nextn_predict_layers * 3) if question.drafts is None else question.drafts
+        for dies in (d for d in range(1, nodes * node + 1) if config.n_routed_experts % d == 0):
+            if dies % node == 0 or (dies < node and node % dies == 0):
+                count = nodes * node // dies
+                bases += [Layout(Engine(1, dies, drafts=drafts), None, n) for n in dict.fromkeys((1, count))]
+    for layout in bases:
+        dies = layout.decode.tp * layout.decode.dp
+        for tp in (t for t in range(1, min(dies, node) + 1) if dies % t == 0 and node % t == 0):
+            if config.num_attention_heads % tp == 0:
+                sequences = sequences_for(clients / layout.replicas, dies // tp)
+                plain = replace(layout.decode, tp=tp, dp=dies // tp, dcp=1, dsa_cp=False, expert_parallel=True)
+                plain = with_sequences(model, plain, sequences, layout.prefill)
+                engines = [plain, replace(plain, dcp=tp), replace(plain, expert_parallel=tp != dies or tp > MAX_SLICES)]
+                if layout.prefill is None and tp > 1:
+                    engines.append(replace(plain, dsa_cp=True, flashcomm=True))
+                yield from (replace(layout, decode=engine) for engine in engines)
 
 
 def beats(experimental: Candidate, best: Candidate, factor: float) -> bool:
@@ -232,6 +204,6 @@ def beats(experimental: Candidate, best: Candidate, factor: float) -> bool:
     Args:
         factor: of the low end of its throughput.
     """
-    if experimental.verdict != best.verdict:
-        return experimental.verdict < best.verdict
+    if experimental.rank != best.rank:
+        return experimental.rank < best.rank
     return experimental.value * factor > best.value and experimental.evidence.tag == EXPERIMENTAL

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from glm5_ascend.plan.api import Plan, PlanCommands, Range
+from glm5_ascend.plan.api import Plan, Range
 from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.search import MEETS, SHEDS, Candidate
@@ -38,18 +38,7 @@ def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def lines(plan: Plan, commands: PlanCommands, width: int = 80) -> list[str]:
-    """The lines of `show` for a terminal of `width` columns."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    show(plan, commands, Console(file=text, width=width, highlight=False))
-    return text.getvalue().splitlines()
-
-
-def show(plan: Plan, commands: PlanCommands, console: Console) -> None:
+def show(plan: Plan, console: Console) -> None:
     """Print the report. Commands are not wrapped, so that they can be copied."""
     show_rows([(title(plan),)], console)
     show_rows(_answer(plan), console)
@@ -59,9 +48,9 @@ def show(plan: Plan, commands: PlanCommands, console: Console) -> None:
     if plan.others or plan.experimental:
         show_rows(table(plan), console, right=(1, 2, 3))
         console.print()
-    for line in commands.lines:
+    for line in plan.commands.lines:
         console.print(line, soft_wrap=True, markup=False)
-    if commands.lines:
+    if plan.commands.lines:
         console.print()
     show_rows(([line] for line in basis_lines(plan)), console)
 
@@ -170,8 +159,8 @@ def load_table(plan: Plan) -> list[dict[str, float | str]]:
     return rows
 
 
-def to_json(plan: Plan, commands: PlanCommands) -> dict[str, Any]:
-    """The report as one JSON object: sizes in bytes, times in ms. `layout.text` is a value of --layout."""
+def to_json(plan: Plan) -> dict[str, Any]:
+    """See `Plan.to_dict`."""
     best, p = plan.best, plan.best.prediction
     near = None
     if plan.near is not None:
@@ -194,7 +183,7 @@ def to_json(plan: Plan, commands: PlanCommands) -> dict[str, Any]:
         "others": [_candidate(c) | _speeds(c) for c in plan.others[:8]],
         "experimental": _candidate(plan.experimental) | _speeds(plan.experimental) if plan.experimental else None,
         "loads": load_table(plan),
-        "profile": commands.profile, "command_lines": list(commands.lines),
+        "profile": plan.commands.profile, "command_lines": list(plan.commands.lines),
     }  # fmt: skip
 
 

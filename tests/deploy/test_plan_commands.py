@@ -47,7 +47,7 @@ def draw(chance: random.Random) -> Plan | None:
             cache=chance.choice((None, None, "li", "li+sfa")),
             hardware=chance.choice(("a3", "a2")), nodes=chance.choice((1, 2, 3, 4, 5, 6)), workload=load,
             mtp=chance.choice((None, 0, 1, 3)), slo=chance.choice((None, "tpot=50ms")),
-        ).plan  # fmt: skip
+        )  # fmt: skip
     except PlanError as error:
         assert "does not fit" in error.message
         return None

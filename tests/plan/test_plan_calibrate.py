@@ -49,7 +49,7 @@ def test_runs_move_the_constants_and_the_file_keeps_them(
     assert "row 1: tok_s measured" in text and "graph_seconds" in text and "->" in text and str(machine) in text
     assert run(["plan", "calibrate", str(slower), "--out", str(machine)]) == 2, "nothing is overwritten"
     slow, public = (
-        plan(model="glm-5.1", quant="w8a8", hardware=name, layout="tp=4,dp=8", workload="in=3500,out=1500").plan
+        plan(model="glm-5.1", quant="w8a8", hardware=name, layout="tp=4,dp=8", workload="in=3500,out=1500")
         for name in (str(machine), "a3")
     )
     assert slow.numbers["output_tokens_per_s"].value < public.numbers["output_tokens_per_s"].value

@@ -15,8 +15,8 @@ import yaml
 from glm5_ascend.cli import run
 from glm5_ascend.files.resources import data_dir
 from glm5_ascend.plan import plan as make_plan
-from glm5_ascend.plan import text
 from glm5_ascend.plan.api import PlanCommands
+from tests.plan.printed import lines
 
 NUMBERS = (
     "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
@@ -81,7 +81,7 @@ def test_a_public_run_is_in_its_range() -> None:
     answer = make_plan(
         model="glm-5.1", quant="w8a8c8", cache="none", layout="tp=1,dp=32,index_cache=1,prefill_tp=8,prefill_dp=4",
         workload="in=3500,out=1500,concurrency=480,rate=6.5,requests=1920",
-    ).plan  # fmt: skip
+    )  # fmt: skip
     speed = answer.numbers["output_tokens_per_s"]
     assert speed.low <= 8235 <= speed.high and answer.near is not None and answer.near[0] < 0.5
 
@@ -119,11 +119,11 @@ def test_the_report_has_the_same_words_at_any_width() -> None:
     """Nothing is cut. A command to copy stays on its line."""
     report = make_plan(model="glm-5.1", quant="w8a8", nodes=4, slo="tpot=1ms")
     commands = PlanCommands("p", ("vllm serve" + 30 * " --flag",))
-    texts = [text.lines(report.plan, commands, width) for width in (40, 80, 300)]
-    words = [sorted(" ".join(lines).split()) for lines in texts]
+    texts = [lines(replace(report, commands=commands), width) for width in (40, 80, 300)]
+    words = [sorted(" ".join(text).split()) for text in texts]
     assert words[0] == words[1] == words[2]
-    assert all(set(commands.lines) <= set(lines) for lines in texts)
-    assert replace(report, commands=commands).lines() == texts[1] and not any("\x1b" in line for line in texts[1])
+    assert all(set(commands.lines) <= set(text) for text in texts)
+    assert not any("\x1b" in line for line in texts[1])
 
 
 def test_baselines_are_every_public_result(capsys: pytest.CaptureFixture[str]) -> None:

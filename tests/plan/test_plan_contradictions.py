@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,7 @@ from glm5_ascend.plan import plan
 from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.search import EQUAL, MEETS, MISSES, SHEDS
-from glm5_ascend.plan.text import lines as text_lines
-from glm5_ascend.plan.text import to_json
+from tests.plan.printed import lines as text_lines
 
 QUESTIONS = 20
 OUTPUTS = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
@@ -46,7 +46,7 @@ def answers() -> list[tuple[dict[str, Any], Plan]]:
     while len(answered) < QUESTIONS:
         question = draw(chance)
         try:
-            answered.append((question, plan(**question).plan))
+            answered.append((question, plan(**question)))
         except PlanError as error:
             assert "does not fit" in error.message, question
     return answered
@@ -66,7 +66,8 @@ def test_the_verdict_is_about_the_printed_latencies(answers: Answers) -> None:
 
 def test_the_text_says_what_the_json_says(answers: Answers) -> None:
     for question, answer in answers:
-        text, report = " ".join(text_lines(answer, plan_commands(answer))), to_json(answer, plan_commands(answer))
+        answer = replace(answer, commands=plan_commands(answer))
+        text, report = " ".join(text_lines(answer)), answer.to_dict()
         assert report["slo_met"] == answer.within_slo
         assert f"{answer.numbers['output_tokens_per_s'].value:,.0f} (" in text, question
         if question["slo"]:
@@ -83,7 +84,7 @@ def test_a_long_run_is_the_steady_state(answers: Answers) -> None:
         load = re.sub(r",requests=\d+", "", question["workload"])
         layout = {"layout": answer.best.layout.text(), "slo": None, "nodes": None}
         steady, long = (
-            plan(**question | layout | {"workload": text}).plan.numbers for text in (load, f"{load},requests=1000000")
+            plan(**question | layout | {"workload": text}).numbers for text in (load, f"{load},requests=1000000")
         )
         for name in OUTPUTS:
             assert long[name].value == pytest.approx(steady[name].value, rel=0.02), (question, name)
@@ -97,8 +98,8 @@ def test_every_layout_that_is_shown_is_accepted_and_has_its_numbers(answers: Ans
             if candidate.admitted is not None:
                 continue  # its numbers are those of fewer clients
             again = plan(**question | {"layout": candidate.layout.text(), "workload": load, "slo": None})
-            assert again.plan.best.layout == candidate.layout, question
-            speed = again.plan.best.prediction.output_per_second
+            assert again.best.layout == candidate.layout, question
+            speed = again.best.prediction.output_per_second
             assert speed == pytest.approx(candidate.prediction.output_per_second, rel=1e-6), (
                 question,
                 candidate.layout,
@@ -107,7 +108,7 @@ def test_every_layout_that_is_shown_is_accepted_and_has_its_numbers(answers: Ans
 
 def test_json_rebuilds_the_layout(answers: Answers) -> None:
     for question, answer in answers:
-        report = json.loads(json.dumps(to_json(answer, plan_commands(answer))))
+        report = json.loads(json.dumps(answer.to_dict()))
         config = answer.model.config
         assert parse_layout(report["layout"]["text"], config, answer.workload.concurrency) == answer.best.layout, (
             question
@@ -152,7 +153,7 @@ def test_more_machines_are_not_slower_and_do_not_lose_the_slo() -> None:
     for load, slo in (("in=3500,out=1500,concurrency=256", None), ("in=16000,out=1000,concurrency=64", "ttft=5s")):
         best, verdict = 0.0, MISSES
         for nodes in (1, 2, 3, 4, 5, 8):
-            answer = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).plan.best
+            answer = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).best
             assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), (
                 load,
                 nodes,
@@ -162,7 +163,7 @@ def test_more_machines_are_not_slower_and_do_not_lose_the_slo() -> None:
 
 def test_fewer_clients_do_not_get_more_within_the_slo() -> None:
     common = {"model": "glm-5.2", "quant": "w4a8c8", "nodes": 10, "slo": "ttft=7s"}
-    few, many = (plan(**common, workload=f"in=32000,out=8000,concurrency={n}").plan for n in (400, 512))  # type: ignore[arg-type]
+    few, many = (plan(**common, workload=f"in=32000,out=8000,concurrency={n}") for n in (400, 512))  # type: ignore[arg-type]
     assert many.numbers["output_tokens_per_s"].value >= 0.95 * few.numbers["output_tokens_per_s"].value
     assert many.best.admitted is not None and not many.within_slo
     assert any(f"{many.best.admitted:g} of 512 clients" in note for note in many.notes)
@@ -178,29 +179,29 @@ def test_no_input_makes_a_jump(layout: str, key: str, values: tuple[int, ...]) -
     load = {"in": 3500, "out": 1500, "concurrency": 64, "requests": 1000}
     for value in values:
         texts = [",".join(f"{k}={v}" for k, v in (load | {key: n}).items()) for n in range(value - 1, value + 3)]
-        answers = [plan(quant="w4a8", layout=layout, workload=text).plan.numbers for text in texts]
+        answers = [plan(quant="w4a8", layout=layout, workload=text).numbers for text in texts]
         for name in OUTPUTS:
             before, step, after = (abs(math.log(b[name].value / a[name].value)) for a, b in itertools.pairwise(answers))
             assert step <= 3 * max(before, after) + 0.01, (name, value, before, step, after)
 
 
 def test_one_client_needs_one_machine() -> None:
-    answer = plan(quant="w4a8", nodes=10, workload="in=3500,out=512,concurrency=1").plan
+    answer = plan(quant="w4a8", nodes=10, workload="in=3500,out=512,concurrency=1")
     assert any("one machine is enough" in note for note in answer.notes), answer.notes
 
 
 def test_without_a_number_of_machines_the_fewest_that_meet_the_slo() -> None:
     question: dict[str, Any] = {"slo": "tpot=50ms,ttft=2s", "workload": "in=3500,out=1500,concurrency=300"}
-    answer = plan(**question).plan
+    answer = plan(**question)
     assert answer.within_slo and answer.cluster.nodes > 1
-    assert not plan(**question, nodes=answer.cluster.nodes - 1).plan.within_slo
-    assert plan(quant="bf16").plan.cluster.nodes == 2, "without an SLO: as many as the weights need"
+    assert not plan(**question, nodes=answer.cluster.nodes - 1).within_slo
+    assert plan(quant="bf16").cluster.nodes == 2, "without an SLO: as many as the weights need"
 
 
 def test_commands_over_machines_are_complete() -> None:
     """Pipeline stages on two machines, and several engines whose ports and ids must differ."""
     text = "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
-    answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64").plan
+    answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64")
     printed = dict(lines(answer.model, answer.best.layout, answer.cluster.hardware, 5000))
     for flag in ("--nnodes 2", '--node-rank "$NODE"', '--master-addr "$HEAD"', "VLLM_PP_LAYER_PARTITION=39,39"):
         assert flag in printed["prefill"], flag
@@ -222,7 +223,7 @@ def test_an_experimental_layout_is_worth_a_trial_and_says_what_it_costs(answers:
         if trial is not None and answer.best.evidence.tag != "experimental":
             better = trial.rank < answer.best.rank
             assert better or trial.value > 1.1 * answer.best.value, question
-    dcp = plan(quant="w4a8", layout="tp=16,dcp=16", workload="in=3500,out=1500,prefix_hit=0.9").plan
+    dcp = plan(quant="w4a8", layout="tp=16,dcp=16", workload="in=3500,out=1500,prefix_hit=0.9")
     assert dcp.best.evidence.tag == "experimental"
     assert any("13710" in note for note in dcp.notes) and any("prefix cache" in note for note in dcp.notes)
 

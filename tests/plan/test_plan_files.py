@@ -15,7 +15,6 @@ from glm5_ascend.plan.data_files import data_file
 from glm5_ascend.plan.evidence import BaselinesFile, cases
 from glm5_ascend.plan.hardware import Hardware, known_hardware, load_hardware
 from glm5_ascend.plan.layout import check_engine, parse_layout
-from glm5_ascend.plan.memory import MemoryFile
 from glm5_ascend.plan.model import FamilyFile, named
 from glm5_ascend.plan.proven import ProvenFile, entries
 
@@ -23,7 +22,6 @@ FILES: dict[str, type[BaseModel]] = {
     "baselines.yaml": BaselinesFile,
     "fitted.yaml": FittedFile,
     "hardware/a3.yaml": Hardware,
-    "memory.yaml": MemoryFile,
     "models.yaml": FamilyFile,
     "proven.yaml": ProvenFile,
 }
@@ -38,8 +36,6 @@ FILES: dict[str, type[BaseModel]] = {
         ("fitted.yaml", "bands:", "bends: 1\nbands:", "bends: unknown key"),
         ("hardware/a3.yaml", "  vector: {value: 11.06e+12", "  vector: {value: -1", "rates.vector.value: Input should"),
         ("hardware/a3.yaml", "quality: paper", "quality: hearsay", "links.node.quality: Input should be 'vendor'"),
-        ("memory.yaml", "low: 0.5e+9", "low: 2.5e+9", "graphs_bytes: 1.5e+09 is not between low 2.5e+09 and high"),
-        ("memory.yaml", "communicators: {", "communicators: {colour: 1, ", "communicators.colour: unknown key"),
         ("models.yaml", "  bf16: {experts: FLOAT", "  bf16: {experts: FP8", "quantizations.bf16.experts: Input should"),
     ],
 )

@@ -25,7 +25,7 @@ ACCEPTED = 3.157
 
 @pytest.mark.parametrize(("asked", "weights", "token", "least"), BY_HAND, ids=lambda value: str(value)[:60])
 def test_by_hand(asked: dict[str, object], weights: float, token: int, least: float) -> None:
-    result = plan(**asked, workload="in=3500,out=1500,concurrency=16").plan  # type: ignore[arg-type]
+    result = plan(**asked, workload="in=3500,out=1500,concurrency=16")  # type: ignore[arg-type]
     assert result.numbers["weight_bytes_per_die"].value / 1e9 == pytest.approx(weights, rel=0.03)
     assert result.numbers["kv_bytes_per_token"].value == token
     # the bound is of a full batch: a step of one or two requests per rank reads fewer experts
@@ -51,7 +51,7 @@ def test_an_audits_queries_stay_right(machine: tuple[str, str, int, str]) -> Non
     """Loads on clusters: no memory below zero, no step faster than the die's memory, ranges in order."""
     model, hardware, nodes, quant = machine
     for load in LOADS:
-        result = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load).plan
+        result = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load)
         numbers, prediction, where = result.numbers, result.best.prediction, f"{machine} {load}"
         assert all(n.low <= n.value <= n.high for n in numbers.values()), where
         assert prediction.memory.budget_high > 0 and result.best.layout.dies <= result.cluster.dies, where
@@ -71,10 +71,10 @@ def _speed(result: Plan) -> float:
 
 def test_more_context_is_never_quicker_and_more_clients_never_slower() -> None:
     common = {"quant": "w4a8", "layout": "tp=16", "mtp": 3}
-    long = [plan(**common, workload=f"in={n},out=500,concurrency=1").plan for n in (500, 4000, 32_000, 128_000)]  # type: ignore[arg-type]
+    long = [plan(**common, workload=f"in={n},out=500,concurrency=1") for n in (500, 4000, 32_000, 128_000)]  # type: ignore[arg-type]
     waits = [result.numbers["tpot_ms"].value for result in long]
     assert waits == sorted(waits)
-    many = [plan(**common, workload=f"in=3500,out=500,concurrency={n}").plan for n in (1, 4, 16, 64)]  # type: ignore[arg-type]
+    many = [plan(**common, workload=f"in=3500,out=500,concurrency={n}") for n in (1, 4, 16, 64)]  # type: ignore[arg-type]
     speeds = [_speed(result) for result in many]
     assert speeds == sorted(speeds)
 
@@ -82,14 +82,14 @@ def test_more_context_is_never_quicker_and_more_clients_never_slower() -> None:
 @pytest.mark.parametrize("drafts", [1, 3, 5])
 def test_drafts_gain_at_most_what_they_are(drafts: int) -> None:
     bare, drafted = (
-        plan(quant="w4a8", layout="tp=16", mtp=n, workload="in=200,out=500,concurrency=1").plan for n in (0, drafts)
+        plan(quant="w4a8", layout="tp=16", mtp=n, workload="in=200,out=500,concurrency=1") for n in (0, drafts)
     )
     assert _speed(drafted) <= (drafts + 1) * _speed(bare)
 
 
 @pytest.mark.parametrize("load", ["in=1,out=1", "in=1,out=10,concurrency=0.5", "in=200000,out=2000,concurrency=1"])
 def test_ends_of_the_range_are_answered(load: str) -> None:
-    result = plan(quant="w4a8", nodes=2, workload=load).plan
+    result = plan(quant="w4a8", nodes=2, workload=load)
     for name, number in result.numbers.items():
         assert number.low <= number.value <= number.high, name
 
@@ -98,13 +98,13 @@ def test_what_cannot_be_is_said() -> None:
     for asked in ({"quant": "bf16", "nodes": 1}, {"quant": "w8a8", "hardware": "a2", "nodes": 1}):
         with pytest.raises(PlanError, match="does not fit"):
             plan(**asked)
-    missed = plan(quant="w4a8", slo="tpot=0.1ms").plan
+    missed = plan(quant="w4a8", slo="tpot=0.1ms")
     assert not missed.within_slo
 
 
 def test_the_public_memory_number_is_in_its_range() -> None:
     """vllm-ascend 10918: GLM-5.2 bf16 on four A2, DP4 TP8: 2.01 GiB were left for the cache."""
     result = plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3,
-                workload="in=1000,out=100,concurrency=4").plan  # fmt: skip
+                workload="in=1000,out=100,concurrency=4")  # fmt: skip
     budget = result.numbers["kv_budget_bytes_per_die"]
     assert budget.low <= 2.01 * 2**30 <= budget.high and budget.value < 4 * 2**30

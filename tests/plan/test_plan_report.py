@@ -10,7 +10,6 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.api import PlanCommands
 from glm5_ascend.plan.html import document
 from glm5_ascend.report.header import make_header
 from tests.support.report_page import ReadPage, assert_self_contained, hovered, marks, needs_chromium, shown
@@ -65,8 +64,8 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
     ],
 )
 def test_the_verdict(slo: str | None, grade: str, text: str) -> None:
-    result = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480").plan
-    judged = document(result, make_header(), PlanCommands()).verdict
+    result = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480")
+    judged = document(result, make_header()).verdict
     assert judged.grade == grade and text in judged.text
     assert ("--slo" in judged.reason and "predicted" in judged.threshold) == (slo is not None)
 
@@ -80,7 +79,7 @@ def test_the_same_words_as_on_the_terminal(report: Path, capsys: pytest.CaptureF
     names = [row["label"] for row in page.specs[0]["data"]["values"]]
     assert {"norms", "left for the cache"} <= set(names)
     assert all(name in terminal for name in names if name != "not used by the engine")
-    answer = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo="tpot=50ms", workload=ARGUMENTS[10]).plan
+    answer = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo="tpot=50ms", workload=ARGUMENTS[10])
     places = [page.text.rindex(str(candidate.layout)) for candidate in (answer.best, *answer.others[:2])]
     assert places == sorted(places)
 

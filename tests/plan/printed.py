@@ -1,0 +1,17 @@
+"""The printed report of a plan."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.text import show
+
+
+def lines(plan: Plan, width: int = 80) -> list[str]:
+    """The lines for a terminal of `width` columns."""
+    text = StringIO()
+    show(plan, Console(file=text, width=width, highlight=False))
+    return text.getvalue().splitlines()
