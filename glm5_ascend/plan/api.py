@@ -168,10 +168,10 @@ def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
     needed = layout.nodes(steps.hardware)
     if nodes is not None and nodes < needed:
         raise PlanError(f"--layout {text}: takes {needed} x {steps.hardware.name}, --nodes is {nodes}", "more nodes")
-    known = dict(proven_layouts(steps.model, Cluster(steps.hardware, needed), question.workload, question.drafts))
-    evidence = known.get(layout)
+    sources = dict(proven_layouts(steps.model, Cluster(steps.hardware, needed), question.workload, question.drafts))
+    evidence = sources.get(layout)
     if evidence is None:  # the same sizes with other settings
-        same = (e for other, e in known.items() if str(other) == str(layout))
+        same = (e for other, e in sources.items() if str(other) == str(layout))
         source = next(same, NOBODY).source
         evidence = Evidence(DERIVED, source, ("other settings",)) if source else NOBODY
     best = evaluate(question, layout, evidence, shed=False)
@@ -184,30 +184,30 @@ def _searched(question: Question, nodes: int | None) -> Plan:
     """The plan of the best layouts; without `nodes`, of the fewest machines that carry the load within the SLO."""
     hardware, best = question.steps.hardware, None
     for count in _NODES if nodes is None else (nodes,):
-        known = [] if hardware.measured_on else proven_candidates(question, count, shed=nodes is not None)
+        candidates = [] if hardware.measured_on else proven_candidates(question, count, shed=nodes is not None)
         if nodes is None:
-            known.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
-        if known and (nodes is not None or known[0].verdict == MEETS):
+            candidates.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
+        if candidates and (nodes is not None or candidates[0].verdict == MEETS):
             break
-        if not known and (other := experimental_candidates(question, count, ())):
-            known = other
+        if not candidates and (other := experimental_candidates(question, count, ())):
+            candidates = other
             break
     else:
         if nodes is None:  # no number of machines meets the SLO: the fewest ones that fit
-            known = next((found for count in _NODES if (found := proven_candidates(question, count))), [])
-    if not known:
+            candidates = next((fitting for count in _NODES if (fitting := proven_candidates(question, count))), [])
+    if not candidates:
         layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
         raise _nothing_fits(question, layout, nodes or _NODES[-1])
     if nodes is None:
-        count = min(c.nodes for c in known if c.verdict == known[0].verdict)
-        known = [c for c in known if c.nodes <= count]
-    best = known[0]
+        count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
+        candidates = [c for c in candidates if c.nodes <= count]
+    best = candidates[0]
     trial = None
     if best.evidence.tag != NOBODY.tag and not hardware.measured_on:
-        trial = next(iter(experimental_candidates(question, count, known)), None)
+        trial = next(iter(experimental_candidates(question, count, candidates)), None)
         if trial and not beats(trial, best, math.exp(-_half_widths(question, trial)["tok_s"])):
             trial = None
-    return _plan(question, Cluster(hardware, count), best, known[1:], trial)
+    return _plan(question, Cluster(hardware, count), best, candidates[1:], trial)
 
 
 def _plan(

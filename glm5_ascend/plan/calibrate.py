@@ -104,15 +104,15 @@ def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
 def _case(number: int, raw: Mapping[str, Any]) -> Case:
     values = {key: value for key, value in raw.items() if value not in (None, "")}
     try:
-        made = make_case(Row.model_validate({"id": f"row {number}", "source": "own measurement", **values}))
+        case = make_case(Row.model_validate({"id": f"row {number}", "source": "own measurement", **values}))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         fix = "columns are the keys of plan/data/baselines.yaml"
         raise PlanError(f"calibrate: row {number}: {key}: {first['msg']}", fix) from None
-    if not made.measured:
+    if not case.measured:
         raise PlanError(f"calibrate: row {number}: nothing measured", "out_tok_s, ttft_ms or tpot_ms")
-    return made
+    return case
 
 
 def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -143,10 +143,10 @@ def _adapted(
 
 def _copies(layout: Layout, cluster: Cluster) -> Iterator[Layout]:
     """Numbers of engines that fit the cluster; separate ones from one that prefills for four to two for one."""
-    one, each = (engine.dies if engine else 0 for engine in (layout.prefill, layout.decode))
-    for replicas in engine_counts((cluster.dies - one) // each):
-        most = min((cluster.dies - replicas * each) // one, 2 * replicas) if one else 1
-        numbers = [n for n in engine_counts(most) if 4 * n >= replicas] if one else [1]
+    prefill_dies, decode_dies = (engine.dies if engine else 0 for engine in (layout.prefill, layout.decode))
+    for replicas in engine_counts((cluster.dies - prefill_dies) // decode_dies):
+        most = min((cluster.dies - replicas * decode_dies) // prefill_dies, 2 * replicas) if prefill_dies else 1
+        numbers = [n for n in engine_counts(most) if 4 * n >= replicas] if prefill_dies else [1]
         yield from (replace(layout, replicas=replicas, prefills=n) for n in numbers)
 
 
@@ -171,7 +171,7 @@ def with_sequences(model: PlannedModel, engine: Engine, sequences: int, prefill:
 def faults(model: PlannedModel, layout: Layout) -> list[str]:
     """Known faults of a layout, with the rules of deploy/rules.yaml and threads about them."""
     engines = layout.engines.values()
-    known = (
+    all_faults = (
         (any(e.dcp > 1 and e.drafts for e in engines),
          "DCP with MTP: crashes (vllm-ascend 13710, 13934, 14320), drifting answers (vllm 41623)"),
         (any(e.dcp > 1 for e in engines), "DCP: the prefix cache has no hits (rule P37; vllm-ascend 13750)"),
@@ -181,4 +181,4 @@ def faults(model: PlannedModel, layout: Layout) -> list[str]:
          "IndexCache: layers reuse another layer's top-k; its effect on answers is not published"),
         (layout.prefill is not None, "PD: garbled answers are reported (vllm-ascend 16686, 16015)"),
     )  # fmt: skip
-    return [text for applies, text in known if applies]
+    return [text for applies, text in all_faults if applies]

@@ -38,7 +38,7 @@ MEETS, SHEDS, MISSES = 0, 1, 2
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, without the number of nodes."""
+    """Model, machine, load, limits and options of a plan, without the number of nodes."""
 
     steps: Steps
     workload: Workload
@@ -127,9 +127,9 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
             prediction, verdict, load = at(admitted) or prediction, SHEDS, smaller(admitted)
     need = memory.most_requests(prediction.memory, layout.decode, load, prediction.memory.budget_low)
     unsure = not evidence.fits and need <= 0
-    known, most = len(faults(steps.model, layout)), load.concurrency >= NEARLY_ALL * question.workload.concurrency
+    count, most = len(faults(steps.model, layout)), load.concurrency >= NEARLY_ALL * question.workload.concurrency
     return Candidate(
-        layout, load, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, known, most
+        layout, load, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, count, most
     )
 
 
@@ -148,11 +148,11 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
     return candidates
 
 
-def experimental_candidates(question: Question, nodes: int, known: Sequence[Candidate]) -> list[Candidate]:
+def experimental_candidates(question: Question, nodes: int, proven: Sequence[Candidate]) -> list[Candidate]:
     """Layouts without a source, best first."""
-    names = {str(candidate.layout) for candidate in known}
+    names = {str(candidate.layout) for candidate in proven}
     return _ranked(
-        question, {layout: NOBODY for layout in _variants(question, nodes, known) if str(layout) not in names}
+        question, {layout: NOBODY for layout in _variants(question, nodes, proven) if str(layout) not in names}
     )
 
 
@@ -161,8 +161,8 @@ def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool =
 
     Layouts that differ in sizes only have one name, and the best one counts.
     """
-    found = [evaluate(question, layout, evidence, shed=False) for layout, evidence in layouts.items()]
-    ranked = sorted((c for c in found if c), key=lambda c: c.order)
+    candidates = [evaluate(question, layout, evidence, shed=False) for layout, evidence in layouts.items()]
+    ranked = sorted((c for c in candidates if c), key=lambda c: c.order)
     if shed and ranked and ranked[-1].verdict == MISSES:
         least = ranked[0].value if ranked[0].verdict == MEETS else 0.0
         late = [c for c in ranked if c.verdict == MISSES and c.prediction.output_per_second > least][:FINALISTS]
@@ -174,11 +174,11 @@ def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool =
     return list(best.values())
 
 
-def _variants(question: Question, nodes: int, known: Iterable[Candidate]) -> Iterator[Layout]:
-    """The known layouts, or whole nodes, with other divisions, DSA-CP, DCP, and without expert parallelism."""
+def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> Iterator[Layout]:
+    """The proven layouts, or whole nodes, with other divisions, DSA-CP, DCP, and without expert parallelism."""
     model, hardware = question.steps.model, question.steps.hardware
     config, node, clients = model.config, hardware.dies_per_node, question.workload.concurrency
-    bases = [candidate.layout for candidate in known][:VARIED]
+    bases = [candidate.layout for candidate in proven][:VARIED]
     if not bases:
         drafts = min(3, config.num_nextn_predict_layers * 3) if question.drafts is None else question.drafts
         for dies in (d for d in range(1, nodes * node + 1) if config.n_routed_experts % d == 0):

@@ -78,7 +78,7 @@ def _answer(plan: Plan) -> Rows:
         f"{k} {100 * s / total:.0f} %" for k, s in sorted(plan.step.by_limit.items(), key=lambda i: -i[1])
     )
     yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * total:.0f} ms: {shares}"
-    if plan.slo.tpot or plan.slo.ttft:
+    if plan.slo.tpot or plan.slo.ttft or not plan.within_slo:
         yield "SLO", Text(verdict(plan), STYLES["ok" if plan.within_slo else "problem"])
     for note in plan.notes:
         yield "note", Text(note, STYLES["warning"])
@@ -93,7 +93,7 @@ def verdict(plan: Plan) -> str:
     if plan.best.verdict == SHEDS:
         return f"met for {plan.best.admitted:g} of {plan.workload.concurrency:g} clients"
     if plan.best.verdict != MEETS:
-        return "not met by any layout; this one is the closest"
+        return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
     limits = ((plan.slo.tpot, plan.numbers["tpot_ms"]), (plan.slo.ttft, plan.numbers["ttft_ms"]))
     if any(limit and number.high > 1e3 * limit for limit, number in limits):
         return "met by the prediction, not at the slow end of its range"
@@ -130,7 +130,7 @@ def table(plan: Plan) -> Rows:
 
 
 def basis_lines(plan: Plan) -> Iterator[str]:
-    """What is known about the errors, and the words in brackets."""
+    """Errors of the planner on public results, and the meaning of the words in brackets."""
     if plan.experimental is not None:
         yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
     if plan.cluster.hardware.constants is None:

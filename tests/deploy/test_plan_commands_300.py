@@ -1,0 +1,137 @@
+"""What a plan prints runs: the rules of doctor and vLLM's parser take the commands of 60 plans drawn at random."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.planning.commands import plan_commands
+from glm5_ascend.deploy.planning.ranks import engine_of
+from glm5_ascend.deploy.planning.roles import argv, roles
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.errors import PlanError
+from glm5_ascend.plan import plan
+from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.layout import parse_layout
+from glm5_ascend.plan.model import named
+from glm5_ascend.plan.proven import ProvenKeys, entries
+from tests.deploy.test_installed_parser import PARSE
+
+PLANS = 300
+#: What a launcher fills in.
+WORDS = {
+    "+LOCAL": "", "+ENGINE": "", "+256*ENGINE": "", "$((": "", "))": "", "$ENGINE": "0", "$NODE": "0", "$RANK": "0",
+    "$HEAD": "127.0.0.1", "$IP": "127.0.0.1", "$NIC": "lo", "$DEVICES": "0",
+}  # fmt: skip
+
+
+def draw(chance: random.Random) -> Plan | None:
+    """A plan for a random question; None if nothing fits."""
+    prompt = chance.choice((200, 3500, 16_000, 65_000, 130_000))
+    load = f"in={prompt},out={chance.choice((100, 1500))},concurrency={chance.choice((1, 4, 16, 64, 300))}"
+    if chance.random() < 0.3:
+        load += ",prefix_hit=0.9"
+    if chance.random() < 0.2:
+        load += ",rate=0.5"
+    try:
+        return plan(
+            model=chance.choice(("glm-5", "glm-5.1", "glm-5.2", "glm-5.3")),
+            quant=chance.choice(("w4a8", "w8a8", "w4a8c8", "w8a8c8", "bf16")),
+            cache=chance.choice((None, None, "li", "li+sfa")),
+            hardware=chance.choice(("a3", "a2")), nodes=chance.choice((1, 2, 3, 4, 5, 6)), workload=load,
+            mtp=chance.choice((None, 0, 1, 3)), slo=chance.choice((None, "tpot=50ms")),
+        )  # fmt: skip
+    except PlanError as error:
+        assert "does not fit" in error.message
+        return None
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    chance = random.Random(28)
+    accepted: list[Plan] = []
+    while len(accepted) < PLANS:
+        if one := draw(chance):
+            accepted.append(one)
+    return accepted
+
+
+def _commands(one: Plan) -> Iterator[list[str]]:
+    cluster = one.cluster
+    context = one.workload.prompt + one.workload.output
+    for role in roles(one.model, one.best.layout, cluster.hardware, context).values():
+        words = []
+        for word in argv(role):
+            for open_word, value in WORDS.items():
+                word = word.replace(open_word, value)
+            words.append(word)
+        yield words
+
+
+def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
+    base = load("a3-2node")
+    for one in plans:
+        model, layout, hardware = one.model, one.best.layout, one.cluster.hardware
+        plan_roles = roles(model, layout, hardware, one.workload.prompt + one.workload.output)
+        attention = model.type_of(0, "self_attn.q_a_proj")
+        profile = replace(
+            base, roles=plan_roles,
+            hardware={"node": hardware.name, "nodes": one.cluster.nodes, "dies": one.cluster.dies},
+            weights={"experts": model.expert_type, "attention": attention, "recipe": "w8a8"},
+            memory={"weights_gib": sum(one.best.prediction.memory.weights.values()) / 2**30},
+        )  # fmt: skip
+        for result in preflight(profile, None):
+            errors = [rule for rule in result.broken if rule.level == "error"]
+            assert not errors, (str(layout), model.quantization, errors[0])
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.profile], ids=lambda entry: entry.profile)
+def test_a_profiles_layout_is_the_profile(entry: ProvenKeys) -> None:
+    """plan/data/proven.yaml has the settings of the profiles in deploy/, which `plan` cannot import."""
+    profile, model = load(entry.profile), named(entry.models[0], entry.experts)
+    layout = parse_layout(entry.layout, model.config, 1.0)
+    roles = {name: engine_of(role, profile.line) for name, role in profile.roles.items()}
+    assert set(roles) == set(layout.engines) and entry.nodes == profile.hardware["nodes"]
+    for name, engine in layout.engines.items():
+        same = replace(roles[name], partition=(), mlapo=engine.mlapo, line=engine.line)
+        assert engine == same, name
+    context = min(int(role.args["max-model-len"]) for role in profile.roles.values())
+    assert entry.context == context and {name.lower() for name in profile.models} >= set(entry.models)
+
+
+def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
+    for one in plans:
+        layout = one.best.layout
+        for engine in (layout.decode, *([layout.prefill] if layout.prefill else [])):
+            assert (one.model.config.n_routed_experts + engine.redundant) % engine.ep == 0, str(layout)
+        assert layout.dies <= one.cluster.dies
+
+
+def test_every_line_is_complete(plans: list[Plan]) -> None:
+    for one in plans:
+        text = "\n".join(plan_commands(one).lines)
+        for line in (line for line in text.splitlines() if "vllm serve" in line):
+            assert "--tool-call-parser" in line and "--reasoning-parser" in line and "HCCL_BUFFSIZE=" in line
+            assert ("enable_dsa_cp" in line) <= ("enable_flashcomm1" in line)
+            if "kv-transfer-config" in line:
+                assert all(word in line for word in ("kv_port", "engine_id", "kv_role", "dp_size", "tp_size"))
+            if "--decode-context-parallel-size" in line:
+                assert "--no-enable-prefix-caching" in line and "interleave-size 128" in line
+        assert "profile: " in text
+
+
+def test_vllm_takes_every_line(plans: list[Plan]) -> None:
+    pytest.importorskip("vllm")
+    asked = {f"{n}-{i}": words for n, one in enumerate(plans) for i, words in enumerate(_commands(one))}
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == len(asked)
