@@ -14,16 +14,15 @@ from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.evidence import Case, half_width, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
-from glm5_ascend.plan.layout import Engine, Layout, check_engine, parse_layout
+from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
+from glm5_ascend.plan.notes import notes, nothing_fits
 from glm5_ascend.plan.options import PlanOptions
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, faults, proven_layouts
+from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, proven_layouts
 from glm5_ascend.plan.search import (
-    EQUAL,
     MEETS,
-    SHEDS,
     Candidate,
     Question,
     beats,
@@ -42,8 +41,6 @@ MAX_NODES = 4096
 #: Numbers of machines that are tried without --nodes.
 _ENDS: tuple[End, End] = ("low", "high")
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Prompt tokens from which the indexer takes a large part of a prefill.
-_LONG_PROMPT = 16_384
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Plan:
     experimental: Candidate | None
     numbers: dict[str, Range]
     near: tuple[float, Case] | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     commands: PlanCommands = field(default_factory=PlanCommands)
 
     @property
@@ -176,7 +173,7 @@ def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
         evidence = Evidence(DERIVED, source, ("other settings",)) if source else NOBODY
     best = evaluate(question, layout, evidence, shed=False)
     if best is None:
-        raise _nothing_fits(question, layout, needed)
+        raise nothing_fits(question, layout, needed)
     return _plan(question, Cluster(steps.hardware, nodes or needed), best, [], None)
 
 
@@ -197,7 +194,7 @@ def _searched(question: Question, nodes: int | None) -> Plan:
             candidates = next((fitting for count in _NODES if (fitting := proven_candidates(question, count))), [])
     if not candidates:
         layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
-        raise _nothing_fits(question, layout, nodes or _NODES[-1])
+        raise nothing_fits(question, layout, nodes or _NODES[-1])
     if nodes is None:
         count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
         candidates = [c for c in candidates if c.nodes <= count]
@@ -217,7 +214,7 @@ def _plan(
     if cluster.hardware.measured_on is None:
         near = nearest(question.steps.model, cluster.hardware.name, best.layout, question.workload)
     numbers = _numbers(question, best)
-    return Plan(question, cluster, best, others, trial, numbers, near, _notes(question, cluster, best, others))
+    return Plan(question, cluster, best, others, trial, numbers, near, notes(question, cluster, best, others))
 
 
 def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
@@ -269,56 +266,3 @@ def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
         "ttft_ms": band("ttft", p.ttft, [end.ttft for end in ends], 1e3),
         "output_tokens_per_s": band("tok_s", p.output_per_second, [end.output_per_second for end in ends]),
     }
-
-
-def _notes(question: Question, cluster: Cluster, best: Candidate, others: list[Candidate]) -> list[str]:
-    load, layout, hardware, model = question.workload, best.layout, cluster.hardware, question.steps.model
-    rules = model.rules
-    notes = [f"little data: {text}" for text in (hardware.little_data, rules and rules.little_data) if text]
-    if hardware.links.pod is not None and best.nodes > 1:
-        pod = f"one supernode (UB, up to {hardware.links.pod.nodes} nodes)"
-        notes.append(f"assumed: the nodes are {pod}; otherwise --hardware a3-roce")
-    enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
-    small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
-    if small.nodes < cluster.nodes:
-        machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
-        share = (
-            "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
-        )
-        idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
-        notes.append(f"{machines} enough for this load{share}{idle}")
-    if best.verdict == SHEDS and best.admitted is not None:
-        notes.append(
-            f"within the SLO it serves {best.admitted:g} of {load.concurrency:g} clients, and the numbers are for"
-            f" these: admit no more at the router, or add machines"
-        )
-    p = best.prediction
-    if best.unsure:
-        notes.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
-    if p.bound == "memory":
-        notes.append(f"cache memory holds {p.running:.0f} requests at a time, the others wait")
-    if p.bound == "seqs":
-        seqs = f"--max-num-seqs {layout.decode.sequences} admits"
-        notes.append(f"{seqs} {layout.decode.sequences * layout.decode.dp * layout.replicas} requests, the others wait")
-    prefill = layout.prefill or layout.decode
-    if load.fresh > _LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp:
-        notes.append("without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that")
-    if layout.decode.dcp > 1:
-        notes.append("DCP switches the prefix cache off: hits are not counted")
-    return [*notes, *(f"known fault: {text}" for text in faults(model, layout))]
-
-
-def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
-    steps, load = question.steps, question.workload
-    needs = []
-    for role, engine in layout.engines.items():
-        free = steps.memory(engine, role == "decode", role != "server")
-        need = memory.pages(load.prompt + load.output) * free.bytes_per_token
-        needs.append((free.budget - need, engine, free, need))
-    _, engine, free, need = min(needs, key=lambda item: item[0])
-    return PlanError(
-        f"{steps.model.name} {steps.model.quantization} does not fit {nodes} x {steps.hardware.name}: "
-        f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "
-        f"leave {free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
-        "use more nodes, a smaller --quant, or a shorter context",
-    )
