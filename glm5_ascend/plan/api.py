@@ -1,26 +1,26 @@
-"""The function `plan`, which the command calls, and its result."""
+"""The function `plan`, which the command calls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
 from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
-from glm5_ascend.plan.evidence import Case, half_width, nearest
+from glm5_ascend.plan.evidence import half_width, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
 from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
-from glm5_ascend.plan.model import PlannedModel, from_directory, named
+from glm5_ascend.plan.model import from_directory, named
 from glm5_ascend.plan.notes import notes, nothing_fits
 from glm5_ascend.plan.options import PlanOptions
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, proven_layouts
+from glm5_ascend.plan.result import Plan, Range
 from glm5_ascend.plan.search import (
     MEETS,
     Candidate,
@@ -30,92 +30,14 @@ from glm5_ascend.plan.search import (
     experimental_candidates,
     proven_candidates,
 )
-from glm5_ascend.plan.steps import Duration, Steps
+from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workload
-
-if TYPE_CHECKING:
-    from glm5_ascend.plan.workload import Slo, Workload
 
 #: More machines than any deployment has: a typing error, and a very long search.
 MAX_NODES = 4096
-#: Numbers of machines that are tried without --nodes.
 _ENDS: tuple[End, End] = ("low", "high")
+#: Numbers of machines that are tried without --nodes.
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-
-
-@dataclass(frozen=True)
-class Range:
-    """A number, its range, and its basis: measured | derived | fitted | guessed."""
-
-    value: float
-    low: float
-    high: float
-    basis: str
-
-    def to_json(self) -> dict[str, Any]:
-        def rounded(x: float) -> float | int:
-            return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")
-
-        numbers = {name: rounded(getattr(self, name)) for name in ("value", "low", "high")}
-        return {**numbers, "basis": self.basis}
-
-
-@dataclass(frozen=True)
-class PlanCommands:
-    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
-
-    profile: str | None = None
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The answer to a question.
-
-    Attributes:
-        best: the first answer. others: further layouts with a source, best first.
-        experimental: a layout that nobody is known to run, if it is worth a trial.
-        near: the nearest public result and its distance; None for a measured machine.
-    """
-
-    question: Question
-    cluster: Cluster
-    best: Candidate
-    others: list[Candidate]
-    experimental: Candidate | None
-    numbers: dict[str, Range]
-    near: tuple[float, Case] | None
-    notes: list[str]
-    commands: PlanCommands = field(default_factory=PlanCommands)
-
-    @property
-    def model(self) -> PlannedModel:
-        return self.question.steps.model
-
-    @property
-    def workload(self) -> Workload:
-        return self.question.workload
-
-    @property
-    def slo(self) -> Slo:
-        return self.question.slo
-
-    @property
-    def step(self) -> Duration:
-        """A decode step of the first answer."""
-        p = self.best.prediction
-        context = self.workload.prompt + self.workload.output / 2
-        return self.question.steps.decode(self.best.layout.decode, p.batch, context, p.ranks)
-
-    @property
-    def within_slo(self) -> bool:
-        return self.best.verdict == MEETS
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
-        from glm5_ascend.plan.text import to_json
-
-        return to_json(self)
 
 
 @with_options(PlanOptions)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.result import Plan, load_table
 from glm5_ascend.plan.search import MEETS
-from glm5_ascend.plan.text import basis_lines, load_table, span, table, title, verdict
+from glm5_ascend.plan.text import basis_lines, span, table, title, verdict
 from glm5_ascend.report import charts
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Chart, Code, Page, Section, Table

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from glm5_ascend.plan.api import Plan, Range
 from glm5_ascend.plan.constants import fitted
-from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.search import MEETS, SHEDS, Candidate
+from glm5_ascend.plan.result import Plan, Range
+from glm5_ascend.plan.search import MEETS, SHEDS
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 
@@ -24,8 +22,6 @@ _GB = 1e9
 OTHERS = 4
 #: Unpublished parts of a die's memory; all others follow from sizes and vllm-ascend's code.
 GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
-#: Loads of the table in the report, as shares of the workload's clients.
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 4.0)
 BOUNDS = {
     "decode": "decode steps", "prefill": "prefill", "memory": "cache memory", "seqs": "--max-num-seqs",
     "arrivals": "arriving requests",
@@ -142,61 +138,3 @@ def basis_lines(plan: Plan) -> Iterator[str]:
         )
     yield "measured: of the checkpoint or this machine. derived: arithmetic. guessed: no public number exists."
     yield "None of this was run on an NPU by this project."
-
-
-def load_table(plan: Plan) -> list[dict[str, float | str]]:
-    """Figures of the first answer with a sixteenth to four times the clients."""
-    question, layout, rows = plan.question, plan.best.layout, list[dict[str, float | str]]()
-    for clients in sorted({max(1, round(share * plan.workload.concurrency)) for share in SHARES}):
-        load = replace(plan.workload, concurrency=float(clients), rate=None, requests=None)
-        p = predict(question.steps, layout, load, question.acceptance)
-        if p is not None:
-            rows.append({
-                "clients": clients, "output_tokens_per_s": round(p.output_per_second, 1),
-                "tpot_ms": round(1e3 * p.tpot, 2), "ttft_ms": round(1e3 * p.ttft, 1), "limit": p.bound,
-                "slo": "met" if plan.slo.met(p.tpot, p.ttft) else "missed",
-            })  # fmt: skip
-    return rows
-
-
-def to_json(plan: Plan) -> dict[str, Any]:
-    """See `Plan.to_dict`."""
-    best, p = plan.best, plan.best.prediction
-    near = None
-    if plan.near is not None:
-        near = {"id": plan.near[1].row.id, "distance": round(plan.near[0], 2), "measured": plan.near[1].measured}
-    return {
-        "schema_version": 2, "command": "plan", "ok": plan.within_slo, "exit_code": 0,
-        "model": plan.model.name, "quantization": plan.model.quantization, "cache": plan.model.cache,
-        "hardware": plan.cluster.hardware.name, "nodes": plan.cluster.nodes,
-        **{name: number.to_json() for name, number in plan.numbers.items()},
-        **_candidate(best),
-        "engines": {
-            role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
-            for role, e in best.layout.engines.items()
-        },
-        "bound": p.bound, "running": round(p.running, 1),
-        "decode_step_ms": {name: round(1e3 * s, 4) for name, s in plan.step.by_op.items()},
-        "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
-                           "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
-        "slo_met": plan.within_slo, "nearest": near, "notes": plan.notes,
-        "others": [_candidate(c) | _speeds(c) for c in plan.others[:8]],
-        "experimental": _candidate(plan.experimental) | _speeds(plan.experimental) if plan.experimental else None,
-        "loads": load_table(plan),
-        "profile": plan.commands.profile, "command_lines": list(plan.commands.lines),
-    }  # fmt: skip
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    evidence = candidate.evidence
-    return {
-        "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
-        "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
-        "clients_within_slo": candidate.admitted,
-    }
-
-
-def _speeds(candidate: Candidate) -> dict[str, float]:
-    p = candidate.prediction
-    speeds = {"output_tokens_per_s": p.output_per_second, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
-    return {name: float(f"{value:.5g}") for name, value in speeds.items()}

@@ -18,10 +18,10 @@ from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
+from glm5_ascend.plan.result import Plan
 from tests.deploy.test_installed_parser import PARSE
 
 PLANS = 24

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from glm5_ascend.plan.api import Plan
+from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.text import show
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.cli import run
 from glm5_ascend.deploy.planning.commands import plan_commands
 from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
+from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import EQUAL, MEETS, MISSES, SHEDS
 from tests.plan.printed import lines as text_lines
 
@@ -226,11 +225,3 @@ def test_an_experimental_layout_is_worth_a_trial_and_says_what_it_costs(answers:
     dcp = plan(quant="w4a8", layout="tp=16,dcp=16", workload="in=3500,out=1500,prefix_hit=0.9")
     assert dcp.best.evidence.tag == "experimental"
     assert any("13710" in note for note in dcp.notes) and any("prefix cache" in note for note in dcp.notes)
-
-
-def test_the_command_prints_and_takes_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--nodes", "5", "--quant", "w8a8", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert run(["plan", "--nodes", "5", "--quant", "w8a8", "--layout", report["layout"]["text"], "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert all(again[name]["value"] == report[name]["value"] for name in OUTPUTS)
