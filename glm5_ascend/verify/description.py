@@ -80,8 +80,8 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
         if key in _META or key.endswith(INDEXER_CACHE_SUFFIX):
             continue  # _check_meta
         if not isinstance(scheme, str) or scheme not in (FLOAT, *QUANTIZED):
-            known = ", ".join((FLOAT, *QUANTIZED))
-            _error(report, "unknown_type", f"type {scheme!r:.60} is unknown; known: {known}", key)
+            types = ", ".join((FLOAT, *QUANTIZED))
+            _error(report, "unknown_type", f"type {scheme!r:.60} is unknown; known: {types}", key)
         elif key == ROT_NAME:
             report.warning(
                 "description.rot_listed",

@@ -55,7 +55,7 @@ class EngineNote:
 
 @dataclass
 class EngineAnswer:
-    """How an engine would load a checkpoint; `loads` is False if it would stop or load something else."""
+    """An engine's answer to a checkpoint: `loads` is False if it would stop or load something else."""
 
     name: str
     version: str

@@ -15,7 +15,7 @@ class Ssz(Method):
     name = "ssz"
 
     def scale(self, weight: torch.Tensor, bits: int) -> torch.Tensor:
-        return ops.ssz_scale(weight, LARGEST[bits], _STEPS, _GRID)
+        return ops.ssz_scale(weight, LARGEST[bits], _STEPS, _GRID.to(weight.device))
 
 
 SSZ = Ssz()

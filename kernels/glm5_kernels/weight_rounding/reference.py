@@ -13,7 +13,7 @@ NOISE = 1e-6  # relative gain below which a refit counts as converged
 def ssz_scale(operands: SszScale) -> torch.Tensor:
     weight, largest, steps, grid = operands
     rows = max(1, _BLOCK // weight.shape[1])
-    return torch.cat([_ssz(some, largest, steps, grid.tolist()) for some in weight.split(rows)])
+    return torch.cat([_ssz(some, largest, steps, grid.cpu().tolist()) for some in weight.split(rows)])
 
 
 def fake_round(operands: FakeRound) -> torch.Tensor:
