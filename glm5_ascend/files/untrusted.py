@@ -37,7 +37,7 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
     """
     try:
         _refuse_irregular(path, os.stat(path).st_mode, error, fix)
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb")
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # the caller closes it
     except FileNotFoundError:
         raise error(f"{shortened_path(path)}: not found", fix) from None
     except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
@@ -54,6 +54,10 @@ def open_regular(path: Path, error: type[Glm5Error], fix: str) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _refuse_irregular(path: Path, mode: int, error: type[Glm5Error], fix: str) -> None:
