@@ -14,7 +14,7 @@ import torch
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX
 from glm5_kernels.compiled.lightning_indexer_amx import new_amx_workspace, select_by_amx
-from glm5_kernels.compiled.lightning_indexer_tiles import new_workspace, select
+from glm5_kernels.compiled.lightning_indexer_tiles import Task, new_workspace, select
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import run_tasks
@@ -51,24 +51,6 @@ class IndexerArrays(NamedTuple):
     block_size: int
     key_scale: Any
     out: Any
-
-
-class Task(NamedTuple):
-    """Query tokens first..last of a request.
-
-    Attributes:
-        length: positions that the last token sees.
-        start, stop: the positions to score; start is a multiple of STEP.
-        selects: whether all positions are scored afterwards, so that the best can be selected.
-    """
-
-    request: int
-    first: int
-    last: int
-    length: int
-    start: int
-    stop: int
-    selects: bool
 
 
 _TASK = np.dtype([(name, np.int64) for name in Task._fields])

@@ -10,7 +10,7 @@ from numba import float32, int64
 from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.lightning_indexer_tiles import select_best
+from glm5_kernels.compiled.lightning_indexer_tiles import as_task, select_best
 from glm5_kernels.compiled.rows import load_row_as_fp32, prefetch, store_row_as, transpose
 from glm5_kernels.compiled.simd import (
     BF16,
@@ -60,7 +60,7 @@ def select_by_amx(tasks: Any, operands: Any, workspace: Any) -> None:
     """`lightning_indexer_tiles.select` for PAIRED queries, PAIRED or INT8 keys, blocks and heads of whole tiles."""
     amx.configure()
     for number in range(len(tasks)):
-        task = tasks[number]
+        task = as_task(tasks[number])
         pitch = in_steps(task.length)
         if task.start < task.stop:
             _score(operands, task, workspace, pitch)

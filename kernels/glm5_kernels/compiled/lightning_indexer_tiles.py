@@ -116,6 +116,24 @@ scores_of_keys, scores_of_pairs = _scores(Lanes.add_products), _scores(Lanes.add
 PREFETCH_DISTANCE = 96
 
 
+class Task(NamedTuple):
+    """Query tokens first..last of a request.
+
+    Attributes:
+        length: positions that the last token sees.
+        start, stop: the positions to score; start is a multiple of STEP.
+        selects: whether all positions are scored afterwards, so that the best can be selected.
+    """
+
+    request: int
+    first: int
+    last: int
+    length: int
+    start: int
+    stop: int
+    selects: bool
+
+
 class IndexerWorkspace(NamedTuple):
     """Memory of a thread. The caller owns it: compiled code reads it by address.
 
@@ -138,11 +156,17 @@ def new_workspace(scores: Any, tokens: int, heads: int, dims: int) -> IndexerWor
     return IndexerWorkspace(scores, np.zeros((tokens, lanes), np.float32), query, keys)
 
 
+@inner
+def as_task(row: Any) -> Any:
+    """A row of an array of tasks as numbers, which stay in registers; the fields of a record are read at each use."""
+    return Task(row.request, row.first, row.last, row.length, row.start, row.stop, row.selects)
+
+
 @kernel
 def select(tasks: Any, operands: Any, workspace: Any) -> None:
     """Score the keys of the tasks (records with the fields of `Task`), and select where all keys are scored."""
     for number in range(len(tasks)):
-        task = tasks[number]
+        task = as_task(tasks[number])
         pitch = in_steps(task.length)
         if task.start < task.stop:
             _score(operands, task, workspace, pitch)
