@@ -18,6 +18,8 @@ from glm5_ascend.plan.workload import Workload
 PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
 #: More sequences per rank than any public run has are not derived from one.
 MAX_SEQUENCES = 64
+#: Contexts that are longer than the source's by a larger factor are not derived from it.
+LONGER = 4
 #: Draft tokens of almost all public runs.
 _USUAL_DRAFTS = 3
 
@@ -108,6 +110,8 @@ def proven_layouts(
             or entry.nodes > cluster.nodes
             or context < entry.first
         ):
+            continue
+        if not entry.first <= context <= LONGER * entry.context:
             continue
         source = parse_layout(entry.layout, config, workload.concurrency)
         for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
