@@ -105,11 +105,7 @@ def proven_layouts(
     machine = "a3" if cluster.hardware.name == "cloudmatrix384" else cluster.hardware.name.split("-")[0]
     context = workload.prompt + workload.output
     for entry in entries():
-        if (
-            (entry.experts, entry.hardware) != (experts, machine)
-            or entry.nodes > cluster.nodes
-            or context < entry.first
-        ):
+        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > cluster.nodes:
             continue
         if not entry.first <= context <= LONGER * entry.context:
             continue
