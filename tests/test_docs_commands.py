@@ -47,8 +47,8 @@ def test_command_exists(name: str, line: str) -> None:
         return
     command = COMMANDS[words[0]]
     if hasattr(command, "commands"):  # `plan` without a subcommand is `plan deployment`
-        names = words[1:2] if words[0] == "deploy" or words[1] in command.commands else ["deployment"]
-        command = command.commands[names[0]]
+        names = [word for word in words[1:2] if words[0] == "deploy" or word in command.commands]
+        command = command.commands[(names or ["deployment"])[0]]
     options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = {word.split("=")[0] for word in words[: words.index("--") if "--" in words else None] if word[:2] == "--"}
     assert flags <= options | {"--help"}
