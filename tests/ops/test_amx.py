@@ -108,15 +108,14 @@ def test_a_lesser_processor_has_none() -> None:
     assert done.stdout == "False\n"
 
 
-@needs_amx
-def test_the_instructions_are_the_processors_own() -> None:
-    product(CHOSEN, *(torch.ones(SIDE, SIDE).bfloat16() for _ in range(2)), torch.empty(SIDE, SIDE), 1)
-    text = "".join(CHOSEN.inspect_asm().values())
-    assert text.count("tdpbf16ps") >= 4 and "ldtilecfg" in text and "tilerelease" in text
-
-
-@pytest.mark.skipif(not amx.AMX_INT8, reason="this processor has no AMX for int8")
-def test_the_instructions_of_integers_are_the_processors_own() -> None:
-    ones = torch.ones(SIDE, 64, dtype=torch.int8)
-    product(INTEGERS, ones, ones, torch.empty(SIDE, SIDE, dtype=torch.int32), 1)
-    assert "".join(INTEGERS.inspect_asm().values()).count("tdpbssd") >= 4
+@pytest.mark.parametrize(
+    ("run", "has", "dtype", "instruction"),
+    [(CHOSEN, amx.AMX, torch.bfloat16, "tdpbf16ps"), (INTEGERS, amx.AMX_INT8, torch.int8, "tdpbssd")],
+)
+def test_the_instructions_are_the_processors_own(run: Any, has: bool, dtype: torch.dtype, instruction: str) -> None:
+    if not has:
+        pytest.skip("this processor has no such instruction")
+    ones = torch.ones(SIDE, 64, dtype=dtype)
+    product(run, ones, ones, torch.empty(SIDE, SIDE, dtype=torch.float32 if run is CHOSEN else torch.int32), 1)
+    text = "".join(run.inspect_asm().values())
+    assert text.count(instruction) >= 4 and "ldtilecfg" in text and "tilerelease" in text

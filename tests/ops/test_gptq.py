@@ -54,16 +54,17 @@ def test_the_low_rank_form_is_gptq(module: Implementation, n: int, columns: int)
 
 @pytest.mark.parametrize("largest", [7, 127])
 @pytest.mark.parametrize(("passes", "refit"), [(0, False), (1, False), (2, True)])
-@pytest.mark.parametrize(("n", "columns", "rows"), [(50, 96, 40), (3, 5, 1), (130, 64, 16), (20, 17, 33)])
+@pytest.mark.parametrize(("n", "columns", "rows"), [(50, 96, 40), (3, 5, 2), (130, 64, 16), (20, 17, 33)])
 def test_the_versions_agree(largest: int, passes: int, refit: bool, n: int, columns: int, rows: int) -> None:
     weight, scale, inputs, damping = problem(n, columns, rows)
-    scale = scale * 7 / largest
+    weight[1], scale = 0, scale * 7 / largest
     factors = reference.gptq_inverse_factors(inputs, damping)
     got, want = (
         m.gptq_round(weight, scale, largest, identity(weight), inputs, factors, damping, passes, refit)
         for m in (cpu, reference)
     )
     assert got[0].min() >= -largest - 1 and got[0].max() <= largest and torch.equal(got[0], got[0].round())
+    assert not got[0][1].any() and got[1][1] == scale[1]
     assert (got[0] == want[0]).float().mean() > 0.9
     costs = [float(cost(weight, q * s, inputs, damping).sum()) for q, s in (got, want)]
     assert costs[0] == pytest.approx(costs[1], rel=0.05)
@@ -80,15 +81,6 @@ def test_each_step_lowers_the_cost() -> None:
     assert costs == sorted(costs, reverse=True) and costs[1] < 0.7 * costs[0]
 
 
-def test_independent_inputs_leave_nothing_to_make_up_for() -> None:
-    """Without correlation between columns the nearest integers are the best ones."""
-    weight, scale, _, _ = problem(columns=64)
-    inputs = torch.diag(torch.rand(64) + 0.5)
-    factors = ops.gptq_inverse_factors(inputs, 0.1)
-    q, _ = ops.gptq_round(weight, scale, 7, identity(weight), inputs, factors, 0.1, 1, False)
-    assert torch.equal(q, (weight / scale).round().clamp(-8, 7))
-
-
 @pytest.mark.parametrize(("passes", "refit"), [(0, False), (2, True)])
 @pytest.mark.parametrize(("columns", "rows"), [(96, 40), (33, 7), (300, 130)])
 def test_columns_are_rounded_in_the_order_given(columns: int, rows: int, passes: int, refit: bool) -> None:
@@ -100,23 +92,10 @@ def test_columns_are_rounded_in_the_order_given(columns: int, rows: int, passes:
     assert torch.equal(q[:, order], want) and torch.equal(s, t)
 
 
-@pytest.mark.parametrize("module", [cpu, reference])
-def test_a_row_does_not_depend_on_the_others(module: Implementation) -> None:
+def test_a_row_does_not_depend_on_the_others() -> None:
     weight, scale, inputs, damping = problem(rows=48)
-    factors = module.gptq_inverse_factors(inputs, damping)
-    whole, scales = module.gptq_round(weight, scale, 7, identity(weight), inputs, factors, damping, 1, True)
+    rest = identity(weight), inputs, cpu.gptq_inverse_factors(inputs, damping), damping, 1, True
+    whole, scales = cpu.gptq_round(weight, scale, 7, *rest)
     for part in (slice(0, 16), slice(16, 48)):
-        q, s = module.gptq_round(weight[part], scale[part], 7, identity(weight), inputs, factors, damping, 1, True)
-        if module is cpu:
-            assert torch.equal(q, whole[part]) and torch.equal(s, scales[part])
-        else:
-            assert (q == whole[part]).float().mean() > 0.98
-
-
-def test_rows_of_zeros_stay_zero() -> None:
-    weight, scale, inputs, damping = problem()
-    weight[3], scale[3] = 0, 1
-    q, s = ops.gptq_round(
-        weight, scale, 7, identity(weight), inputs, ops.gptq_inverse_factors(inputs, damping), damping, 1, True
-    )
-    assert not q[3].any() and s[3] == 1
+        q, s = cpu.gptq_round(weight[part], scale[part], 7, *rest)
+        assert torch.equal(q, whole[part]) and torch.equal(s, scales[part])

@@ -49,59 +49,29 @@ def test_w8a8_static_is_exact(tokens: int) -> None:
     assert float((got - inside @ dequantized.T).abs().max()) <= float(half_steps)
 
 
-def test_row_of_zeros_and_empty_batch() -> None:
-    layer = ops.LinearWeights(int8(8, 16), ops.PER_TOKEN, torch.ones(8))
-    assert torch.equal(ops.int8_linear(torch.zeros(2, 16), layer), torch.zeros(2, 8))
-    assert ops.int8_linear(torch.zeros(0, 16), layer).shape == (0, 8)
-    nothing = ops.LinearWeights(int8(0, 64), ops.PER_TOKEN, torch.ones(0))
-    assert ops.int8_linear(torch.zeros(3, 64), nothing).shape == (3, 0)
-
-
-def test_leading_dimensions_and_dtype_are_kept() -> None:
-    layer = ops.LinearWeights(int8(8, 16), ops.PER_TOKEN, torch.ones(8))
-    y = ops.int8_linear(torch.randn(2, 3, 16).bfloat16(), layer)
-    assert y.shape == (2, 3, 8) and y.dtype == torch.bfloat16
-
-
-class Experts:
-    """Random int4 codes and scales of E experts."""
-
-    def __init__(self, experts: int = 5, hidden: int = 32, width: int = 16) -> None:
-        self.w13 = torch.randint(-8, 8, (experts, 2 * width, hidden), dtype=torch.int8)
-        self.w2 = torch.randint(-8, 8, (experts, hidden, width), dtype=torch.int8)
-        self.s13, self.s2 = torch.rand(experts, 2 * width) * 0.05, torch.rand(experts, hidden) * 0.05
-
-    def run(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return ops.w4a8_moe(x, weights, ids, self.w13, self.s13, self.w2, self.s2)
-
-    def one_token_at_a_time(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros(x.shape)
-        for t in range(x.shape[0]):
-            for weight, e in sorted(zip(weights[t].tolist(), ids[t].tolist(), strict=True), key=lambda pair: pair[1]):
-                if e >= 0:
-                    gate, up = dynamic(x[t : t + 1], self.w13[e], self.s13[e]).chunk(2, -1)
-                    hidden = torch.nn.functional.silu(gate) * up
-                    out[t] += dynamic(hidden, self.w2[e], self.s2[e])[0] * weight
-        return out
-
-
-def test_experts_are_exact() -> None:
-    experts = Experts()
-    x, weights = torch.randn(50, 32), torch.rand(50, 2)
-    ids = torch.stack([torch.randperm(4)[:2] for _ in range(50)])  # expert 4 gets no token
-    torch.testing.assert_close(
-        experts.run(x, weights, ids), experts.one_token_at_a_time(x, weights, ids), atol=1e-6, rtol=1e-6
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("leading", "rows"), [((2, 3), 8), ((0,), 8), ((3,), 0)])
+def test_leading_dimensions_and_dtype_are_kept(leading: tuple[int, ...], rows: int, dtype: torch.dtype) -> None:
+    """Also of rows of zeros, of no tokens and of no weights."""
+    y = ops.int8_linear(
+        torch.zeros(*leading, 64).to(dtype), ops.LinearWeights(int8(rows, 64), ops.PER_TOKEN, torch.ones(rows))
     )
+    assert y.shape == (*leading, rows) and y.dtype == dtype and not y.any()
 
 
-def test_experts_of_another_rank_are_left_out() -> None:
-    experts = Experts()
-    x, weights, ids = torch.randn(3, 32), torch.rand(3, 2), torch.tensor([[-1, 1], [2, -1], [-1, -1]])
-    got = experts.run(x, weights, ids)
-    torch.testing.assert_close(got, experts.one_token_at_a_time(x, weights, ids), atol=1e-6, rtol=1e-6)
-    assert torch.equal(got[2], torch.zeros(32))
-
-
-def test_no_tokens() -> None:
-    experts = Experts()
-    assert experts.run(torch.zeros(0, 32), torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.long)).shape == (0, 32)
+@pytest.mark.parametrize("tokens", [0, 3, 50])
+def test_experts_are_exact(tokens: int) -> None:
+    """INT4 codes of five experts, one of which gets no token; -1 is an expert of another rank."""
+    hidden, width = 32, 16
+    w13, w2 = (torch.randint(-8, 8, (5, *shape), dtype=torch.int8) for shape in ((2 * width, hidden), (hidden, width)))
+    s13, s2 = torch.rand(5, 2 * width) * 0.05, torch.rand(5, hidden) * 0.05
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 2)
+    ids = torch.randint(-1, 4, (tokens, 2))
+    ids[1:2] = -1
+    want = torch.zeros(tokens, hidden)
+    for t in range(tokens):
+        for weight, e in zip(weights[t].tolist(), ids[t].tolist(), strict=True):
+            if e >= 0:
+                gate, up = dynamic(x[t : t + 1], w13[e], s13[e]).chunk(2, -1)
+                want[t] += dynamic(torch.nn.functional.silu(gate) * up, w2[e], s2[e])[0] * weight
+    torch.testing.assert_close(ops.w4a8_moe(x, weights, ids, w13, s13, w2, s2), want, atol=1e-6, rtol=1e-6)

@@ -14,17 +14,7 @@ pytestmark = pytest.mark.usefixtures("threads")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "n", "k"),
-    [
-        (17, 32, 64),
-        (32, 96, 512),
-        (255, 32, 576),
-        (257, 160, 1088),
-        (530, 64, 128),
-        (1, 32, 64),
-        (40, 64, 96),
-        (40, 32, 777),
-    ],
+    ("tokens", "n", "k"), [(17, 32, 64), (32, 96, 512), (257, 160, 1088), (530, 64, 128), (1, 32, 64), (40, 32, 777)]
 )
 @pytest.mark.parametrize("static", [False, True])
 def test_scaled_products(static: bool, tokens: int, n: int, k: int, dtype: torch.dtype) -> None:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="restrict
 #: CPUs whose int8 products use another instruction.
 OTHERS = [name for name, feature in (("alderlake", "avxvnni"),) if get_host_cpu_features().get(feature)]
 QUANTIZER = ("methods", "calibration", "training", "test_pipeline.py", "run/test_expert.py", "run/test_not_finite.py")
-#: They start processes for other CPUs, or Triton's interpreter, themselves.
+OP_TESTS = sorted((ROOT / "tests" / "ops").glob("test_*.py"))
+#: They start processes for other CPUs themselves.
 LEFT_OUT = ("test_isa_levels.py", "test_bad_operands.py")
-HASWELL = restricted_to("haswell")
 #: HEADS and GROUPS of `compiled.simd`: the registers that this CPU does not choose by itself.
 OTHER_WIDTH = ("4", "1") if simd.HEADS == 8 else ("8", "2")
 
@@ -38,42 +38,32 @@ def passes(command: list[str], variables: dict[str, str], folder: Path) -> str:
     return done.stdout
 
 
-def pytest_of(*files: str) -> list[str]:
-    return ["pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *files]
+#: CPU, tests, whether they run in `make test`. torch multiplies the server's bf16 linear layers in a loop there.
+RUNS = [
+    ("haswell", ["tests/ops/test_int8_product.py::test_sums_are_exact"], True),
+    ("haswell", [f"tests/ops/{path.name}" for path in OP_TESTS if path.name not in LEFT_OUT], False),
+    ("haswell", [f"tests/quantize/{part}" for part in QUANTIZER], False),
+    ("haswell", ["tests/serve/test_quantized.py", "tests/serve/test_chat.py"], False),
+    *((name, ["tests/ops/test_int8_product.py", "tests/ops/test_int8_quantize.py"], False) for name in OTHERS),
+]
 
 
-def test_int8_products_of_a_cpu_with_avx2(tmp_path: Path) -> None:
-    passes(pytest_of("tests/ops/test_int8_product.py::test_sums_are_exact"), HASWELL, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "files"), [pytest.param(*run, marks=[] if quick else [pytest.mark.long]) for *run, quick in RUNS]
+)
+def test_on_another_cpu(name: str, files: list[str], tmp_path: Path) -> None:
+    if "serve" in files[0]:
+        pytest.importorskip("vllm")
+    command = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *files]
+    passes(command, restricted_to(name), tmp_path)
 
 
-def test_attention_in_the_other_register_width(tmp_path: Path) -> None:
-    command = ["tests.ops.support.width", *OTHER_WIDTH, "tests/ops/test_compiled_attention.py", "-k", "large_scores"]
-    passes(command, {}, tmp_path)
-
-
-@pytest.mark.long
-def test_indexer_and_attention_in_the_other_register_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", ["large_scores", pytest.param("", marks=pytest.mark.long)])
+def test_indexer_and_attention_in_the_other_register_width(chosen: str, tmp_path: Path) -> None:
     """512-bit sums (pairs of bf16 included) where the processor lacks the registers, else 256-bit ones."""
-    output = passes(["tests.ops.support.width", *OTHER_WIDTH, "tests/ops/test_compiled_attention.py"], {}, tmp_path)
-    assert OTHER_WIDTH == ("4", "1") or "skipped" not in output  # the pairs were run
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", OTHERS)
-def test_int8_products(name: str, tmp_path: Path) -> None:
-    files = "tests/ops/test_int8_product.py", "tests/ops/test_int8_quantize.py"
-    passes(pytest_of(*files), restricted_to(name), tmp_path)
-
-
-@pytest.mark.long
-def test_all_ops_of_a_cpu_with_avx2(tmp_path: Path) -> None:
-    files = [path for path in sorted((ROOT / "tests" / "ops").glob("test_*.py")) if path.name not in LEFT_OUT]
-    passes(pytest_of(*(str(path.relative_to(ROOT)) for path in files)), HASWELL, tmp_path)
-
-
-@pytest.mark.long
-def test_quantizer_of_a_cpu_with_avx2(tmp_path: Path) -> None:
-    passes(pytest_of(*(f"tests/quantize/{part}" for part in QUANTIZER)), HASWELL, tmp_path)
+    command = ["tests.ops.support.width", *OTHER_WIDTH, "tests/ops/test_compiled_attention.py", "-k", chosen]
+    output = passes(command, {}, tmp_path)
+    assert chosen or OTHER_WIDTH == ("4", "1") or "skipped" not in output  # the pairs were run
 
 
 @pytest.mark.long
@@ -85,10 +75,3 @@ def test_reference_on_a_cpu_without_avx2() -> None:
         env=environment() | restricted_to("nehalem"),
     )  # fmt: skip
     assert done.stdout.strip() == "{'reference'}"
-
-
-@pytest.mark.long
-def test_server_of_a_cpu_with_avx2(tmp_path: Path) -> None:
-    """Its bf16 linear layers, too, which torch multiplies in a loop there."""
-    pytest.importorskip("vllm")
-    passes(pytest_of("tests/serve/test_quantized.py", "tests/serve/test_chat.py"), HASWELL, tmp_path)

@@ -29,24 +29,9 @@ def operators() -> None:
     npu_operators.register()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("op", FUSED)
-def test_the_forwarder_gives_what_the_reference_gives(op: str, seed: int) -> None:
-    """On the operators' documented meaning, written without our code: bf16 and int8, batches of every kind."""
-    compared = 0
-    for case in cases.cases(seed, [op]):
-        try:
-            got = run._results(case, "npu", "cpu")
-        except UnsupportedVariantError:
-            continue
-        rows = list(run._judge(case, "npu", got, run._results(case, "reference", "cpu")))
-        assert not [row for row in rows if not row.ok]
-        compared += 1
-    assert compared >= 3
-
-
 def test_parity_on_a_device() -> None:
-    """`parity --device npu` on a device that refuses to mix its tensors with the host's."""
+    """`parity --device npu` on a device that refuses to mix its tensors with the host's: bf16 and int8, batches of
+    every kind, on the operators' documented meaning, written without our code."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.support.npu_operators"], capture_output=True, text=True, check=False,
         cwd=ROOT, env=environment(),
@@ -54,7 +39,8 @@ def test_parity_on_a_device() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert not [row for row in rows if not row["ok"]]
-    assert {row["op"] for row in rows if not row["skipped"]} == set(FUSED)
+    compared = [row["op"] for row in rows if not row["skipped"]]
+    assert all(compared.count(op) >= 3 for op in FUSED)
     assert {row["implementation"] for row in rows} == {"npu"}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,27 +27,40 @@ def test_every_compiled_op_agrees_with_its_reference(op: str) -> None:
     assert rows
 
 
-def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Put a function, which is given the right one, in the place of every compiled op."""
     load = registry.load
 
-    def broken(op: str, implementation: str) -> Any:
-        function = load(op, implementation)
-        if implementation != "cpu":
-            return function
+    def plant(wrong: Callable[..., Any]) -> None:
+        monkeypatch.setattr(
+            registry, "load", lambda op, name: partial(wrong, load(op, name)) if name == "cpu" else load(op, name)
+        )
 
-        def off_by_a_bit(*arguments: Any) -> Any:
-            out, lse = function(*arguments)
-            out[-1, -1, -1] += 0.1
-            return out, lse
+    return plant
 
-        return off_by_a_bit
 
-    monkeypatch.setattr(registry, "load", broken)
+def test_a_wrong_kernel_is_found(planted: Callable[[Callable[..., Any]], None]) -> None:
+    def off_by_a_bit(function: Callable[..., Any], *arguments: Any) -> Any:
+        out, lse = function(*arguments)
+        out[-1, -1, -1] += 0.1
+        return out, lse
+
+    planted(off_by_a_bit)
     rows = [row for row in parity(ops=("sparse_flash_attention",)) if row.output == "out"]
     assert rows and not any(row.ok for row in rows)
     for row in rows:
         heads = RANK_HEADS.get(row.variant.split(", ")[0], HEADS)
         assert f", {heads - 1}, 511]" in row.worst
+
+
+def test_a_kernel_that_fails_is_a_finding(planted: Callable[[Callable[..., Any]], None]) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such instruction")
+
+    planted(fail)
+    rows = list(parity(ops=("hadamard",)))
+    assert rows and not any(row.ok for row in rows) and rows[0].worst == "RuntimeError: no such instruction"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -77,20 +92,6 @@ def test_an_error_of_two_percent_everywhere_is_a_finding() -> None:
     want = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     difference = compare_values(want * 1.02, want, ROUNDED_CODES)
     assert not difference.ok and compare_values(want * 1.02, want, replace(ROUNDED_CODES, norm=math.inf)).ok
-
-
-def test_a_kernel_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = registry.load
-
-    def failing(op: str, implementation: str) -> Any:
-        def fail(*_: Any) -> Any:
-            raise RuntimeError("no such instruction")
-
-        return fail if implementation == "cpu" else load(op, implementation)
-
-    monkeypatch.setattr(registry, "load", failing)
-    rows = list(parity(ops=("hadamard",)))
-    assert rows and not any(row.ok for row in rows) and rows[0].worst == "RuntimeError: no such instruction"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ of one that has threads may wait forever for a lock of theirs. Prints what is wr
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -19,11 +20,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from glm5_kernels import registry
 from glm5_kernels.errors import KernelInputError
-from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import Case, cases
 
 _PAGE = mmap.PAGESIZE
@@ -96,27 +96,16 @@ def small_cases(op: str) -> list[Case]:
     return [case for case in cases(ops=[op]) if any(word in f" {case.variant}" for word in SMALL)]
 
 
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, LinearWeights | PagedBatch):
-        return type(value)(*[mapped(field, change) for field in value])
-    return change(value) if isinstance(value, torch.Tensor) else value
-
-
 def operands(case: Case) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for argument in case.arguments:
-        mapped(argument, lambda t: tensors.append(t) or t)  # type: ignore[func-returns-value]
-    return tensors
+    return [leaf for leaf in tree_leaves(case.arguments) if isinstance(leaf, torch.Tensor)]
 
 
-def with_operand(case: Case, number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, ...]:
+def with_operand(case: Case, number: int, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The arguments, all copied, with `change` made to one tensor of them."""
-    seen = iter(range(1000))
-
-    def one(t: torch.Tensor) -> torch.Tensor:
-        return change(t.clone()) if next(seen) == number else t.clone()
-
-    return tuple(mapped(argument, one) for argument in case.arguments)
+    numbers = itertools.count()
+    return tree_map_only(
+        torch.Tensor, lambda t: change(t.clone()) if next(numbers) == number else t.clone(), case.arguments
+    )
 
 
 def spoiled(t: torch.Tensor, kind: str, index: int) -> torch.Tensor:
@@ -212,8 +201,8 @@ def behind(op: str) -> list[str]:
     for case in (case for case in cases(ops=[op]) if "prefill" not in case.variant):
 
         def answers(case: Case = case) -> bool:
-            plain = outcome(op, "cpu", tuple(mapped(argument, torch.clone) for argument in case.arguments))
-            ends = outcome(op, "cpu", tuple(mapped(argument, guarded) for argument in case.arguments))
+            plain = outcome(op, "cpu", tree_map_only(torch.Tensor, torch.clone, case.arguments))
+            ends = outcome(op, "cpu", tree_map_only(torch.Tensor, guarded, case.arguments))
             pairs = zip(plain[1], ends[1], strict=True)
             return plain[0] == ends[0] == "answered" and all(((a == b) | ((a != a) & (b != b))).all() for a, b in pairs)
 

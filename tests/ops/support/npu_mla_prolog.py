@@ -24,6 +24,10 @@ SCHEMA = (
 )
 
 
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.float() / torch.sqrt((x.float() ** 2).mean(-1, keepdim=True) + eps) * gamma.float()
+
+
 def npu_mla_prolog_v3(
     token_x: torch.Tensor, weight_dq: torch.Tensor, weight_uq_qr: torch.Tensor, weight_uk: torch.Tensor,
     weight_dkv_kr: torch.Tensor, rmsnorm_gamma_cq: torch.Tensor, rmsnorm_gamma_ckv: torch.Tensor,
@@ -49,9 +53,6 @@ def npu_mla_prolog_v3(
             return whole.bfloat16()
         assert of_x.shape == (len(x), 1) and of_weight.shape == (1, weight.shape[1])
         return (whole * of_x * of_weight).bfloat16()
-
-    def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
-        return x.float() / torch.sqrt((x.float() ** 2).mean(-1, keepdim=True) + eps) * gamma.float()
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         """Pairs are neighbours."""

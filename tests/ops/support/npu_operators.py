@@ -231,21 +231,18 @@ def mla_preprocess(
         codes = (x.float() / scale.float() + offset.float()).half().round().clamp(-128, 127).long()
         return ((codes @ weight.T + bias).float() * descale).to(hidden.dtype)
 
-    def norm(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-        return x.float() / torch.sqrt((x.float() ** 2).mean(-1, keepdim=True) + 1e-6) * gamma.float()
-
     def turned(x: torch.Tensor) -> torch.Tensor:
         c, s = (angles.float().view(tokens, *[1] * (x.dim() - 2), rope) for angles in (cos, sin))
         first, second = x.float().chunk(2, dim=-1)
         return (x.float() * c + torch.cat([-second, first], dim=-1) * s).to(hidden.dtype)
 
     y = product(hidden, wdqkv, scale0, offset0, bias0, descale0)
-    q_c = norm(y[:, rank + rope :], gamma1) + beta1.float()
+    q_c = npu_mla_prolog.norm(y[:, rank + rope :], gamma1, 1e-6) + beta1.float()
     z = product(q_c, wuq, scale1, offset1, bias1, descale1).view(tokens, heads, nope + rope)
     q_out0.copy_(torch.einsum("thn,hnr->thr", z[..., :nope].float(), wuk.float()))
     q_out1.copy_(turned(z[..., nope:]))
     inner_out.copy_(q_c)
-    ckv, k_pe = norm(y[:, :rank], gamma2).to(hidden.dtype), turned(y[:, rank : rank + rope])
+    ckv, k_pe = npu_mla_prolog.norm(y[:, :rank], gamma2, 1e-6).to(hidden.dtype), turned(y[:, rank : rank + rope])
     for token, slot in enumerate(slotmapping.tolist()):
         size = kv_cache.shape[1]
         kv_cache_out0[slot // size, slot % size, 0] = ckv[token]
