@@ -43,18 +43,19 @@ def run_hf(layer: Any, rope: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.
 def run_ours(layer: Any, config: Any, cos_sin: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     length, heads = x.shape[0], config.num_attention_heads
     nope, rope, rank = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
-    batch = paged_batch([length], [length], block_size=8)
+    batch, positions = paged_batch([length], [length], block_size=8), torch.arange(length)
+    slots = batch.block_table[0, positions // 8].long() * 8 + positions % 8
     cos, sin = (t[0, :, : rope // 2] for t in cos_sin)
     w_kv = layer.kv_b_proj.weight.detach().view(heads, nope + config.v_head_dim, rank)
     fused = torch.zeros(batch.num_blocks, 8, rank + rope)
     ql, q_pe, q_c = ops.mla_preprocess(
         x, cos, sin, ops.LinearWeights(torch.cat([layer.q_a_proj.weight, layer.kv_a_proj_with_mqa.weight]).detach()),
         ops.LinearWeights(layer.q_b_proj.weight.detach()), w_kv[:, :nope].contiguous(), layer.q_a_layernorm.weight,
-        layer.kv_a_layernorm.weight, batch.slots(), fused[..., :rank], fused[..., rank:], EPS,
+        layer.kv_a_layernorm.weight, slots, fused[..., :rank], fused[..., rank:], EPS,
     )  # fmt: skip
     q, k, w = indexer_operands(layer.indexer, x, q_c, cos_sin)
     keys = torch.zeros(batch.num_blocks, 8, config.index_head_dim)
-    ops.write_rows(keys, batch.slots(), k)
+    ops.write_rows(keys, slots, k)
     selected = ops.lightning_indexer(q, keys, w, batch.paged, config.index_topk)
     latent, _ = ops.sparse_flash_attention(
         ql, q_pe, fused[..., :rank], fused[..., rank:], selected, batch.paged, (nope + rope) ** -0.5

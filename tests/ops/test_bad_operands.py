@@ -24,14 +24,12 @@ def rows(op: str, count: int, *options: str) -> dict[str, list[str]]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_both_refuse_the_same() -> None:
-    assert rows("lightning_indexer", 12)["wrong"] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("op", OPS)
-def test_both_refuse_the_same_and_touch_nothing_else(op: str) -> None:
-    """25 draws, and all parity cases with operands that end at a page which ends the process."""
-    messages = rows(op, 25, "--guard")
+@pytest.mark.parametrize(
+    ("op", "draws"), [("lightning_indexer", 12), *(pytest.param(op, 25, marks=pytest.mark.long) for op in OPS)]
+)
+def test_both_refuse_the_same_and_touch_nothing_else(op: str, draws: int) -> None:
+    """In `make test-all` also all parity cases, with operands that end at a page which ends the process."""
+    guard = ["--guard"] if draws == 25 else []
+    messages = rows(op, draws, *guard)
     assert messages["guard"] == "SIGSEGV"
     assert messages["wrong"] == []

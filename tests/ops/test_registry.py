@@ -19,13 +19,6 @@ def variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.select(None)
 
 
-@pytest.mark.parametrize("op", registry.OPS)
-def test_every_declared_implementation_exists(op: str) -> None:
-    assert registry.OPS[op][0] == "reference"
-    for implementation in registry.OPS[op]:
-        assert callable(registry.load(op, implementation))
-
-
 def test_auto_takes_the_compiled_version_and_says_why() -> None:
     choice = registry.choose("hadamard")
     assert (choice.implementation, choice.why) == ("cpu", "the fastest that runs here")

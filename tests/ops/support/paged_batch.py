@@ -20,16 +20,9 @@ class RaggedBatch:
     num_blocks: int
 
     @property
-    def query_start_loc(self) -> torch.Tensor:
-        return torch.tensor([0, *self.new]).cumsum(0).to(torch.int32)
-
-    @property
-    def seq_lens(self) -> torch.Tensor:
-        return torch.tensor(self.lengths, dtype=torch.int32)
-
-    @property
     def paged(self) -> PagedBatch:
-        return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
+        starts = torch.tensor([0, *self.new]).cumsum(0).to(torch.int32)
+        return PagedBatch(starts, torch.tensor(self.lengths, dtype=torch.int32), self.block_table)
 
     @property
     def num_tokens(self) -> int:
@@ -44,15 +37,6 @@ class RaggedBatch:
             for position, row in enumerate(request_rows):
                 cache[self.block_table[b, position // self.block_size], position % self.block_size] = row
         return cache
-
-    def slots(self) -> torch.Tensor:
-        """Cache row of each query token."""
-        out = []
-        for b, (length, new) in enumerate(zip(self.lengths, self.new, strict=True)):
-            for position in range(length - new, length):
-                block = int(self.block_table[b, position // self.block_size])
-                out.append(block * self.block_size + position % self.block_size)
-        return torch.tensor(out, dtype=torch.int64)
 
     def tokens(self) -> list[tuple[int, int]]:
         """(request, number of visible positions) of each query token."""

@@ -72,7 +72,7 @@ def _product(arguments: list[Any], spaces: dict[str, Space], transposed: bool) -
     for index in range(loops):
         first, last = index == 0, index == loops - 1
         half = (turn * loops + index if turn != -1 else index) % 2 if product.double else 0
-        _left, _right, load_a, load_b, multiply = _part(product, spaces, index, last, half)
+        load_a, load_b, multiply = _part(product, spaces, index, last, half)
         steps.append(Flag("wait", "M", "MTE1", half))
         for wait, load, back in ((wait_a, load_a, back_a), (wait_b, load_b, back_b)):
             steps += [Flag("wait", "MTE2", "MTE1", wait)] if first and wait != -1 else []
@@ -103,7 +103,7 @@ def _planned(a: View, b: View, c: View, start: bool, k: int, n: int, transposed:
 
 def _part(
     product: Product, spaces: dict[str, Space], index: int, last: bool, half: int
-) -> tuple[View, View, Instruction, Instruction, Instruction]:
+) -> tuple[Instruction, Instruction, Instruction]:
     """Part `index` of the sum in half `half` of L0A and L0B: both loads and the product."""
     a, b, c = product.a, product.b, product.c
     per_block = BLOCK // a.item
@@ -145,8 +145,6 @@ def _part(
     fresh = product.start and index == 0
     target = c.part(c.offset, (columns // FRACTAL, rows, FRACTAL), (c.strides[0], FRACTAL, 1))
     return (
-        left,
-        right,
         Instruction("MTE1", (of_a,), (left,), load_a),
         Instruction("MTE1", (of_b,), (right,), load_b),
         Instruction("M", (left, right) if fresh else (left, right, target), (target,), multiply),

@@ -17,14 +17,12 @@ class Instruction:
 
     Attributes:
         written: what it writes: results, and what the library uses in between.
-        name: of one instruction of a call that has several.
     """
 
     pipe: str
     read: tuple[View, ...]
     written: tuple[View, ...]
     run: Callable[[], None]
-    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,11 @@ def _span(view: View) -> tuple[int, int]:
 
 
 def _elementwise(name: str) -> Build:
-    function = _TWO[name]
+    function, count = (_TWO[name], 2) if name in _TWO else (_ONE[name], 1)
 
     def build(arguments: list[Any]) -> list[Step]:
-        a, b, to, *temporary = arguments
-        return _steps([a, b], to, lambda: _whole(function(a.read(), b.read()), to), temporary)
+        operands, (to, *temporary) = arguments[:count], arguments[count:]
+        return _steps(operands, to, lambda: _whole(function(*(view.read() for view in operands)), to), temporary)
 
     return build
 
@@ -103,14 +103,6 @@ def _with_scalar(name: str, order: str) -> Build:
             return _whole(function(values, other) if order == "vs" else function(other, values), to)
 
         return _steps([a], to, run, temporary)
-
-    return build
-
-
-def _single(name: str) -> Build:
-    def build(arguments: list[Any]) -> list[Step]:
-        a, to, *temporary = arguments
-        return _steps([a], to, lambda: _ONE[name](a.read()), temporary)
 
     return build
 
@@ -206,7 +198,7 @@ _NAMES = r"int8_t|int16_t|int32_t|half|float|bfloat16_t"
 _TABLE: list[tuple[str, Callable[..., Build]]] = [
     (rf"({'|'.join(_TWO)})_[123]d_(?:bool|{_NAMES})", _elementwise),
     (rf"(vadds|vmuls|vmaxs|vmins|vsub|vdiv)_(vs|sv)_1d_(?:{_NAMES})", _with_scalar),
-    (rf"({'|'.join(_ONE)})_1d_(?:bool|{_NAMES})", _single),
+    (rf"({'|'.join(_ONE)})_1d_(?:bool|{_NAMES})", _elementwise),
     (rf"vcmp(s?)_({'|'.join(_COMPARE)})_1d_(?:{_NAMES})", _compare),
     (rf"vsel_(vv_1d_bool|vs_1d|sv_1d|ss_1d)_(?:{_NAMES})", _select),
     (rf"vcast_(bool|{_NAMES})_to_({_NAMES})_1d_with_(mode|temp|overflow)", _cast),
