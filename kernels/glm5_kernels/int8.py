@@ -16,7 +16,13 @@ from glm5_kernels.errors import KernelInputError
 NO_QUANT = "no_quant"
 PER_TOKEN = "per_token_quant_symm"  # W8A8_DYNAMIC
 PER_TENSOR = "per_tensor_quant_asymm"  # W8A8 with a static, calibrated input scale
-QUANT_MODES = (NO_QUANT, PER_TOKEN, PER_TENSOR)
+#: The fields of `LinearWeights` that each mode needs besides the weight.
+NEEDED: dict[str, tuple[str, ...]] = {
+    NO_QUANT: (),
+    PER_TOKEN: ("scale",),
+    PER_TENSOR: ("scale", "input_scale", "input_offset", "quant_bias"),
+}
+QUANT_MODES = tuple(NEEDED)
 
 
 class LinearWeights(NamedTuple):
@@ -38,19 +44,14 @@ class LinearWeights(NamedTuple):
         """Raise `KernelInputError` unless the fields are what the quant mode needs."""
         if self.quant_mode not in QUANT_MODES:
             raise KernelInputError(f"unknown quant mode {self.quant_mode!r}; known: {', '.join(QUANT_MODES)}")
+        needed, kind = NEEDED[self.quant_mode], "int8 weights"
+        fits = self.weight.dtype == torch.int8
         if self.quant_mode == NO_QUANT:
-            if not self.weight.is_floating_point():
-                raise KernelInputError(
-                    f"quant mode {NO_QUANT} needs a weight in fp32, bf16 or fp16, got {self.weight.dtype}"
-                )
-            return
-        if self.weight.dtype != torch.int8:
-            raise KernelInputError(f"quant mode {self.quant_mode} needs int8 weights, got {self.weight.dtype}")
-        if self.scale is None and self.quant_mode == PER_TOKEN:
-            raise KernelInputError(f"quant mode {PER_TOKEN} needs scale (the weight_scale of each output row)")
-        static = self.scale, self.input_scale, self.input_offset, self.quant_bias
-        if self.quant_mode == PER_TENSOR and any(x is None for x in static):
-            raise KernelInputError(f"quant mode {PER_TENSOR} needs scale, input_scale, input_offset and quant_bias")
+            fits, kind = self.weight.is_floating_point(), "a weight in fp32, bf16 or fp16"
+        if not fits:
+            raise KernelInputError(f"quant mode {self.quant_mode} needs {kind}, got {self.weight.dtype}")
+        if any(getattr(self, name) is None for name in needed):
+            raise KernelInputError(f"quant mode {self.quant_mode} needs {', '.join(needed)}")
 
 
 def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

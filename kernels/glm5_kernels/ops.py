@@ -25,13 +25,12 @@ from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQua
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import PagedBatch, write_rows
-from glm5_kernels.parity.run import ParityRow, parity
+from glm5_kernels.parity.run import ParityRow, compile_all, parity
 from glm5_kernels.registry import choose, report
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.v_up_proj import VUpProj
 from glm5_kernels.w4a8_moe import W4a8Moe
-from glm5_kernels.warm_up import compile_all
 from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 __all__ = [

@@ -112,14 +112,8 @@ def select(implementation: str | None) -> None:
     """Override GLM5_KERNELS from now on, for tests and benchmarks; None returns to the variable."""
     global _selected
     _selected = implementation
-    _variable.cache_clear()
     choose.cache_clear()
     function.cache_clear()
-
-
-@functools.cache
-def _variable() -> str:
-    return os.environ.get(VARIABLE) or "auto"
 
 
 @functools.cache
@@ -131,7 +125,7 @@ def choose(op: str, device: str = "cpu") -> Choice:
     Raises:
         KernelUnavailableError: the explicit choice cannot run, or is no implementation.
     """
-    requested = _selected or _variable()
+    requested = _selected or os.environ.get(VARIABLE) or "auto"
     if requested == "auto":
         return _fastest(op, device)
     if requested not in IMPLEMENTATIONS:

@@ -50,6 +50,7 @@ RESULTS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 def _arguments(contract: Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a contract in torch's schema language."""
     for name, hint in get_type_hints(contract, include_extras=True).items():
         if get_origin(hint) is Annotated:
             kind, _, *marks = get_args(hint)
@@ -59,12 +60,6 @@ def _arguments(contract: Any, prefix: str = "") -> Iterator[str]:
             yield from _arguments(hint, f"{name}_")
         else:
             yield f"{hint.__name__} {prefix}{name}"
-
-
-def schema(op: str) -> str:
-    """The arguments and results of an op in torch's schema language."""
-    results = ", ".join(["Tensor"] * RESULTS[op][0])
-    return f"({', '.join(_arguments(registry.contract(op)))}) -> ({results})"
 
 
 def operands(contract: Any, values: Iterator[Any]) -> Any:
@@ -91,8 +86,9 @@ def _register(op: str) -> None:
     def fake(*values: Any) -> Any:
         return RESULTS[op][1](operands(contract, iter(values)))
 
-    name = f"{NAMESPACE}::{op}"
-    torch.library.define(name, schema(op), tags=(torch.Tag.pt2_compliant_tag,))
+    name, results = f"{NAMESPACE}::{op}", ", ".join(["Tensor"] * RESULTS[op][0])
+    schema = f"({', '.join(_arguments(contract))}) -> ({results})"
+    torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(name, "CompositeExplicitAutograd", run)
     torch.library.register_fake(name, fake)
 

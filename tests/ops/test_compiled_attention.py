@@ -87,10 +87,7 @@ def test_attention_survives_large_scores() -> None:
         torch.randn(1, 8, 32) * 10, torch.randn(1, 8, 16), cache[..., :32], cache[..., 32:],
         torch.arange(256, dtype=torch.int32)[None], batch.paged, 1.0,
     )  # fmt: skip
-    (got, got_lse), (want, want_lse) = (
-        cpu.sparse_flash_attention(*arguments),
-        reference.sparse_flash_attention(*arguments),
-    )
+    (got, got_lse), (want, want_lse) = (op.sparse_flash_attention(*arguments) for op in (cpu, reference))
     torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(got_lse, want_lse, atol=1e-2, rtol=1e-5)
 

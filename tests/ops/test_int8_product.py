@@ -42,15 +42,6 @@ def test_extreme_values_do_not_overflow(left: int, right: int) -> None:
     assert (int8_product.matmul(a, w) == left * right * 16384).all()
 
 
-@pytest.mark.parametrize("columns", [6144, 16384])
-@pytest.mark.parametrize("largest", [8, 127])
-def test_products_by_fp32_are_exact(columns: int, largest: int) -> None:
-    """All columns at once where every sum fits fp32, else in parts: both at the edge of 2^24."""
-    w = torch.randint(-largest, largest + 1, (40, columns), dtype=torch.int8)
-    a = torch.cat([w[:20], torch.full((1, columns), -128, dtype=torch.int8), -w[20:]])  # the largest possible sums
-    assert torch.equal(int8_product.by_fp32(a, w).double(), a.double() @ w.double().T)
-
-
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,6 +12,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+from tests.proof.executed.places import narrowed, widened
+
 _builder = interpreter.InterpreterBuilder
 _dot, _cast, _reduce = _builder.create_dot, _builder.cast_impl, interpreter.ReduceOps.generic_reduce
 
@@ -20,7 +22,7 @@ def _widened(handle: Any) -> Any:
     """A bf16 value is the upper half of the fp32 value with the same bits."""
     if handle.dtype.scalar != tl.bfloat16:
         return handle
-    return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    return interpreter.TensorHandle(widened(handle.data), tl.float32)
 
 
 def _dot_of_values(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
@@ -30,9 +32,7 @@ def _dot_of_values(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
 def _cast_to_nearest(self: Any, source: Any, target: Any) -> Any:
     if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
         return _cast(self, source, target)
-    bits = source.data.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # ties to even; no NaN is converted in our kernels
-    return interpreter.TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
+    return interpreter.TensorHandle(narrowed(source.data), tl.bfloat16)
 
 
 def _reduce_by_slices(self: Any, values: tuple[Any, ...]) -> Any:

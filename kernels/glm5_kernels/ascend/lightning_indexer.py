@@ -14,11 +14,7 @@ def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
     positions, _ = operator("npu", "npu_lightning_indexer")(
-        q.contiguous(),
-        k_cache[:, :, None],
-        weights.to(q.dtype),
-        sparse_count=topk,
-        **paged(batch, "key"),
+        q.contiguous(), k_cache[:, :, None], weights.to(q.dtype), sparse_count=topk, **paged(batch, "key")
     )
     return _rows(positions)
 

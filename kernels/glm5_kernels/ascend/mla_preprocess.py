@@ -32,12 +32,8 @@ def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor,
     if qkv_a.quant_mode != PER_TENSOR:
         return mla_prolog(operands)
     (ckv_cache, kpe_cache), new = caches, hidden_states.new_empty
-    tokens, (heads, nope, rank), rope, dtype = (
-        len(hidden_states),
-        w_uk_t.shape,
-        kpe_cache.shape[-1],
-        hidden_states.dtype,
-    )
+    (heads, nope, rank), rope = w_uk_t.shape, kpe_cache.shape[-1]
+    tokens, dtype = len(hidden_states), hidden_states.dtype
     support(dtype in HALF, f"takes bf16 or fp16, got {dtype}")
     support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
     support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from glm5_kernels.compiled.processor import features
-from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, call_llvm, i64_const, intrinsic
 
 #: Rows of a tile, and columns of 32 bits: fp32 or two bf16.
 TILE = 16
@@ -51,14 +51,14 @@ def configure(v: Lanes) -> None:
         return
     shape = [1, 0] + [0] * 14 + [64, 0] * 8 + [0] * 16 + [TILE] * 8 + [0] * 8  # palette 1; bytes of rows; rows
     config = cgutils.alloca_once_value(v.builder, ir.Constant(ir.ArrayType(I8, 64), shape))
-    _call(v.builder, "ldtilecfg", v.builder.bitcast(config, I8.as_pointer()))
+    call_llvm(v.builder, ir.VoidType(), "x86.ldtilecfg", v.builder.bitcast(config, I8.as_pointer()))
 
 
 @intrinsic()
 def release(v: Lanes) -> None:
     """Clear the registers and their shape, as other code expects them."""
     if AMX:
-        _call(v.builder, "tilerelease")
+        call_llvm(v.builder, ir.VoidType(), "x86.tilerelease")
 
 
 class LeftAt(NamedTuple):
@@ -142,7 +142,7 @@ class Bf16Tiles(_Emitted):
         with builder.if_else(self.is_fresh) as (fresh, more):
             with fresh:
                 for number, _ in tiles:
-                    _call(builder, "tilezero", ir.Constant(I8, number))
+                    call_llvm(builder, ir.VoidType(), "x86.tilezero", ir.Constant(I8, number))
             with more:
                 for number, address in tiles:
                     self._load(number, address, self.out_pitch)
@@ -155,12 +155,17 @@ class Bf16Tiles(_Emitted):
                     self._load(number, self.at(begin, part, self.part), self.left_pitch)
                 for row, left in zip(_SUMS, _LEFT, strict=True):
                     for number, right in zip(row, _RIGHT, strict=True):
-                        _call(builder, self.instruction, *(ir.Constant(I8, n) for n in (number, left, right)))
+                        call_llvm(
+                            builder,
+                            ir.VoidType(),
+                            f"x86.{self.instruction}",
+                            *(ir.Constant(I8, n) for n in (number, left, right)),
+                        )
         for number, address in tiles:
-            _call(builder, "tilestored64", *self._memory(number, address, self.out_pitch))
+            call_llvm(builder, ir.VoidType(), "x86.tilestored64", *self._memory(number, address, self.out_pitch))
 
     def _load(self, number: int, address: Any, pitch: Any) -> None:
-        _call(self.builder, "tileloadd64", *self._memory(number, address, pitch))
+        call_llvm(self.builder, ir.VoidType(), "x86.tileloadd64", *self._memory(number, address, pitch))
 
     def _memory(self, number: int, address: Any, pitch: Any) -> tuple[Any, ...]:
         return ir.Constant(I8, number), self.builder.inttoptr(address, I8.as_pointer()), pitch
@@ -219,11 +224,6 @@ class Int8Vectors(Bf16Vectors):
         """One byte of every 32-bit lane, sign-extended; `shift` moves it to the top."""
         amounts = [ir.Constant(x.type, [bits] * WIDTH) for bits in (shift, 24)]
         return self.builder.ashr(self.builder.shl(x, amounts[0]), amounts[1])
-
-
-def _call(builder: Any, name: str, *operands: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
-    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), operands)
 
 
 multiply = product_with(Bf16Tiles if AMX else Bf16Vectors)

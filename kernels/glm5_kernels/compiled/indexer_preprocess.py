@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numba import float32, int64
 
+from glm5_kernels.compiled.int8_quantize import FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
@@ -17,7 +18,6 @@ from glm5_kernels.indexer_preprocess import IndexerPreprocess, reference
 
 #: Tokens of a task.
 _TOKENS = 64
-_FLOATS = torch.float32, torch.bfloat16
 
 
 class Rows(NamedTuple):
@@ -53,7 +53,7 @@ def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
 
 def _is_compiled(q: torch.Tensor, k: torch.Tensor, k_cache: torch.Tensor) -> bool:
     contiguous_rows = all(x.stride(-1) == 1 for x in (q, k, k_cache))
-    return q.dtype in _FLOATS and k_cache.dtype == q.dtype and contiguous_rows and len(q) > 0 and not q.shape[2] % WIDTH
+    return q.dtype in FLOATS and k_cache.dtype == q.dtype and contiguous_rows and len(q) > 0 and not q.shape[2] % WIDTH
 
 
 @kernel

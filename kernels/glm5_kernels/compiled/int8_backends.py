@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from glm5_kernels.compiled.processor import features
 from glm5_kernels.compiled.rows import prefetch_line
-from glm5_kernels.compiled.simd import I8, I16, I32, Lanes, i64_const, intrinsic
+from glm5_kernels.compiled.simd import I8, I16, I32, Lanes, call_llvm, i64_const, intrinsic, shuffled, sum_each
 from glm5_kernels.errors import KernelUnavailableError
 
 STEP = 64  # columns of a step
@@ -115,7 +115,7 @@ class DotProduct:
                     for row_sums, token in zip(sums, [*tokens, *ones], strict=True):
                         for total, weight in zip(row_sums, weights, strict=True):
                             builder.store(self.multiply_add(builder, builder.load(total), token, weight), total)
-            totals = [_add_lanes(builder, [builder.load(total) for total in row_sums]) for row_sums in sums]
+            totals = [sum_each(builder, builder.add, [builder.load(total) for total in row_sums]) for row_sums in sums]
             for token in range(len(tile.x)):
                 total = totals[token]
                 if self.unsigned:
@@ -132,8 +132,6 @@ class MatrixProduct:
             SDOT.generate(tile)
             return
         builder, codes, pairs = tile.builder, ir.VectorType(I8, 16), range(0, TILE, 2)
-        signature = ir.FunctionType(_FOUR, [_FOUR, codes, codes])
-        multiply = cgutils.get_or_insert_function(builder.module, signature, "llvm.aarch64.neon.smmla.v4i32.v16i8")
         sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
         with tile.v.loop(tile.steps) as step:
             tile.prefetch(step, range(TILE))
@@ -144,16 +142,19 @@ class MatrixProduct:
                     left, right = ([_join(builder, m[i], m[i + 1], half) for i in pairs] for m in (tokens, weights))
                     for row_sums, a in zip(sums, left, strict=True):
                         for total, b in zip(row_sums, right, strict=True):
-                            builder.store(builder.call(multiply, [builder.load(total), a, b]), total)
+                            product = call_llvm(
+                                builder, _FOUR, "aarch64.neon.smmla.v4i32.v16i8", builder.load(total), a, b
+                            )
+                            builder.store(product, total)
         for token, row_sums in zip(pairs, sums, strict=True):
             left, right = (builder.load(total) for total in row_sums)
-            tile.store(token, 0, _shuffle(builder, left, right, [0, 1, 4, 5]))
-            tile.store(token + 1, 0, _shuffle(builder, left, right, [2, 3, 6, 7]))
+            tile.store(token, 0, shuffled(builder, left, right, [0, 1, 4, 5]))
+            tile.store(token + 1, 0, shuffled(builder, left, right, [2, 3, 6, 7]))
 
 
 def _join(builder: Any, a: Any, b: Any, start: int) -> Any:
     """Eight bytes of each, from `start` on."""
-    return _shuffle(builder, a, b, [*range(start, start + 8), *range(16 + start, 24 + start)])
+    return shuffled(builder, a, b, [*range(start, start + 8), *range(16 + start, 24 + start)])
 
 
 def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
@@ -165,42 +166,18 @@ def _zeros(builder: Any, lanes: int, count: int) -> list[Any]:
     return slots
 
 
-def _add_lanes(builder: Any, vectors: list[Any]) -> Any:
-    """A vector of len(vectors) lanes, the sum of each vector: every round halves the lanes of each sum."""
-    count, lanes = len(vectors), vectors[0].type.count
-    width, size = lanes, lanes  # lanes of a vector; of each sum in it
-    while size > 1:
-        pairs = zip(vectors[0::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
-        low = [lane for lane in range(2 * width) if lane % size < size // 2]
-        if len(vectors) == 1:
-            low, width = low[: len(low) // 2], width // 2
-        high = [lane + size // 2 for lane in low]
-        vectors = [builder.add(*(_shuffle(builder, a, b, order) for order in (low, high))) for a, b in pairs]
-        size //= 2
-    return _shuffle(builder, vectors[0], vectors[0], list(range(count)))
-
-
-def _shuffle(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
-
-
 def _vpdpbusd(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
     operands = [sums, *(builder.bitcast(codes, sums.type) for codes in (tokens, weights))]
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * sums.type.count}"
-    signature = ir.FunctionType(sums.type, [sums.type] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), operands)
+    return call_llvm(builder, sums.type, f"x86.avx512.vpdpbusd.{32 * sums.type.count}", *operands)
 
 
 def _pmaddwd(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
-    signature = ir.FunctionType(sums.type, [tokens.type] * 2)
-    multiply = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx2.pmadd.wd")
-    return builder.add(sums, builder.call(multiply, [tokens, builder.sext(weights, tokens.type)]))
+    wide = builder.sext(weights, tokens.type)
+    return builder.add(sums, call_llvm(builder, sums.type, "x86.avx2.pmadd.wd", tokens, wide))
 
 
 def _sdot(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
-    signature = ir.FunctionType(sums.type, [sums.type, tokens.type, weights.type])
-    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), [sums, tokens, weights])
+    return call_llvm(builder, sums.type, "aarch64.neon.sdot.v4i32.v16i8", sums, tokens, weights)
 
 
 SDOT = DotProduct(columns=16, lanes=4, rows=4, code=I8, unsigned=False, multiply_add=_sdot)

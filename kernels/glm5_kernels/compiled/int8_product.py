@@ -10,12 +10,12 @@ import torch
 from numba import int64
 from numba.extending import register_jitable
 from numpy.typing import NDArray
-from torch.nn.functional import linear
 
 from glm5_kernels.compiled.int8_backends import BACKEND, STEP, TILE, Matrix, tile_product, token_product
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import aligned_fp32
 from glm5_kernels.compiled.threads import run_tasks
+from glm5_kernels.int8 import int8_matmul
 
 MAX_TOKENS = BACKEND.max_tokens
 CODE = BACKEND.code
@@ -25,10 +25,6 @@ ZERO_POINT = 128 if CODE is np.uint8 else 0
 ROWS = 256  # weight rows of a task
 #: Of more than 16 tokens, so many tokens and columns are multiplied at a time: they and a task's rows stay cached.
 _TOKEN_BLOCK, _COLUMN_BLOCK = 16, 2048
-#: Columns whose products fp32 adds without an error: 2^24 / (128 * 128).
-_EXACT_COLUMNS = 1024
-#: Integers that fp32 holds, less the error of a row's norm. Tokens that are converted to fp32 at a time.
-_EXACT_SUM, _FP32_TOKENS = 0.999 * 2**24, 2048
 
 
 @kernel
@@ -90,7 +86,7 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     if not a.numel():
         return torch.zeros(tokens, n, dtype=torch.int32)
     if k % STEP or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
-        return torch._int_mm(a, w.t()) if BACKEND.library else by_fp32(a, w)
+        return torch._int_mm(a, w.t()) if BACKEND.library else int8_matmul(a, w)
     if tokens > MAX_TOKENS:
         return torch.cat([matmul(part, w) for part in a.split(MAX_TOKENS)])
     x = empty_codes(padded_tokens(tokens), k)
@@ -100,22 +96,3 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     weight = Matrix(w.data_ptr(), w.stride(0))
     run_tasks(lambda task: multiply_rows(x, weight, task * ROWS, min((task + 1) * ROWS, n), out), -(-n // ROWS))
     return torch.from_numpy(out)[:tokens, :n]
-
-
-def by_fp32(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """`matmul` by fp32 products of as many columns as fp32 adds exactly."""
-    out, y = torch.empty(len(a), len(w), dtype=torch.int32), w.float()
-    norm = _largest_norm(y)
-    for first in range(0, len(a), _FP32_TOKENS):
-        x, sums = a[first : first + _FP32_TOKENS].float(), out[first : first + _FP32_TOKENS]
-        # No partial sum of two rows' products exceeds the product of their norms, whatever the order of the terms.
-        exact = _largest_norm(x) * norm < _EXACT_SUM
-        columns = a.shape[1] if exact else _EXACT_COLUMNS
-        sums.zero_()
-        for start in range(0, a.shape[1], columns):
-            sums += linear(x[:, start : start + columns], y[:, start : start + columns]).int()
-    return out
-
-
-def _largest_norm(rows: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(rows, dim=1).max())

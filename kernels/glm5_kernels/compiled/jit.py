@@ -12,12 +12,7 @@ from numba import njit
 
 from glm5_kernels import cache
 
-_OPTIONS = {
-    "nogil": True,
-    "cache": cache.prepare() is not None,
-    "error_model": "numpy",
-    "no_cfunc_wrapper": True,
-}
+_OPTIONS = {"nogil": True, "cache": cache.prepare() is not None, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
 def kernel(function: Callable[..., object]) -> Any:

@@ -23,6 +23,7 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     in_steps,
     intrinsic,
+    sum_each,
 )
 
 #: Keys whose weighted heads are added up at a time.
@@ -164,5 +165,5 @@ def _weigh(v: Lanes, products: Any, weights: Any, groups: Any, out: Any) -> None
             product = v.load(products, builder.add(start, i64_const(SIDE * key)))
             positive = v.larger(zero, product)  # NaN stays
             builder.store(v.add_products(w, positive, builder.load(total)), total)
-    scores = v.sum_each([builder.load(total) for total in sums])
+    scores = sum_each(builder, builder.fadd, [builder.load(total) for total in sums])
     builder.store(scores, builder.inttoptr(out, scores.type.as_pointer())).align = 4

@@ -26,6 +26,7 @@ from glm5_kernels.compiled.simd import (
     i64_const,
     in_steps,
     intrinsic,
+    sum_each,
 )
 from glm5_kernels.compiled.topk import best_positions
 
@@ -65,7 +66,9 @@ def _scores(add: Callable[..., Any]) -> Any:
                 is_head = _lanes_below(builder, builder.sub(heads, first))
                 _add_weighted(v, scores[g], [row[g] for row in sums], v.load(weights, first), is_head)
         loaded = [[builder.load(score) for score in row] for row in scores]
-        totals = v.sum_each([functools.reduce(builder.fadd, key) for key in zip(*loaded, strict=True)])
+        totals = sum_each(
+            builder, builder.fadd, [functools.reduce(builder.fadd, key) for key in zip(*loaded, strict=True)]
+        )
         builder.store(totals, builder.inttoptr(out, totals.type.as_pointer())).align = 4
 
     return scores_of_keys

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import llvmlite.binding
 import torch
 from llvmlite import ir
-from numba.core import cgutils
 
-from glm5_kernels.compiled.simd import BF16, FP32, GROUPS, I32, I64, INT8, V16, WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.compiled.simd import BF16, FP32, GROUPS, I32, I64, INT8, WIDTH, Lanes, call_llvm, i64_const, intrinsic
 
 #: Element kinds of rows with a torch dtype; `simd` has the constants.
 KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
@@ -47,10 +46,7 @@ def transpose(v: Lanes, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any,
     builder = v.builder
     table = builder.inttoptr(rows, I64.as_pointer()), skipped
     whole_pairs = builder.icmp_signed("==", builder.and_(dims, i64_const(2 * WIDTH - 1)), i64_const(0))
-    with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (
-        bf16,
-        other,
-    ):
+    with builder.if_else(builder.and_(builder.icmp_signed("==", kind, i64_const(BF16)), whole_pairs)) as (bf16, other):
         with bf16:
             _transpose_pairs(v, table, dims, out, pitch)
         with other:
@@ -124,12 +120,10 @@ def load_columns_as_fp32(v: Lanes, rows: Any, count: Any, skipped: Any, kind: An
 def interleave(v: Lanes, even: Any, odd: Any, dims: Any, out: Any, pitch: Any) -> None:
     """out <- two rows of bf16 [dims] as pairs (even[d], odd[d]) of 32 bits, laid out as `load_row_as_fp32` does."""
     builder = v.builder
-    words = ir.VectorType(I32, WIDTH)
     with v.loop(builder.sdiv(dims, i64_const(WIDTH))) as block:
         start = builder.mul(block, i64_const(WIDTH))
-        low, high = (builder.bitcast(v.load_as_fp32(row, start, i64_const(BF16)), words) for row in (even, odd))
-        pair = builder.or_(builder.lshr(low, ir.Constant(words, [16] * WIDTH)), high)
-        v.store(builder.bitcast(pair, V16), out, _piece_offset(builder, block, pitch))
+        pair = v.joined(*(v.load_as_fp32(row, start, i64_const(BF16)) for row in (even, odd)))
+        v.store(pair, out, _piece_offset(builder, block, pitch))
 
 
 def _piece_offset(builder: Any, block: Any, pitch: Any) -> Any:
@@ -159,6 +153,4 @@ def prefetch_line(builder: Any, address: Any) -> None:
     if llvmlite.binding.llvm_version_info[0] < 17:  # pointers had types, and the function another name for each
         return
     pointer, how = ir.IntType(8).as_pointer(), [ir.Constant(I32, value) for value in (0, 2, 1)]
-    signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    fetch = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(fetch, [builder.inttoptr(address, pointer), *how])
+    call_llvm(builder, ir.VoidType(), "prefetch.p0", builder.inttoptr(address, pointer), *how)

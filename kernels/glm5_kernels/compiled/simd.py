@@ -123,9 +123,8 @@ class Lanes:
         """
         builder, pairs = self.builder, ir.VectorType(_BF16, 2 * WIDTH)
         if native:
-            signature = ir.FunctionType(V16, [V16, pairs, pairs])
-            add = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
-            return builder.call(add, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
+            operands = total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)
+            return call_llvm(builder, V16, "x86.avx512bf16.dpbf16ps.512", *operands)
         halves = self.halves(a), self.halves(b)
         for x, y in zip(*halves, strict=True):
             total = self.call("fma", x, y, total)
@@ -138,6 +137,13 @@ class Lanes:
         upper = builder.and_(bits, ir.Constant(words, [0xFFFF0000] * WIDTH))
         lower = builder.shl(bits, ir.Constant(words, [16] * WIDTH))
         return builder.bitcast(upper, V16), builder.bitcast(lower, V16)
+
+    def joined(self, even: Any, odd: Any) -> Any:
+        """The inverse of `halves`."""
+        words = ir.VectorType(I32, WIDTH)
+        low, high = (self.builder.bitcast(x, words) for x in (even, odd))
+        low = self.builder.lshr(low, ir.Constant(words, [16] * WIDTH))
+        return self.builder.bitcast(self.builder.or_(low, high), V16)
 
     def reduce_lanes(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
         """All lanes combined into one fp32: lane i with lane i + 8, then by 4, 2 and 1."""
@@ -166,9 +172,7 @@ class Lanes:
 
     def call(self, name: str, *operands: Any) -> Any:
         """One of LLVM's intrinsics on vectors: fmuladd, rint, maxnum, minnum, fabs."""
-        signature = ir.FunctionType(V16, [V16] * len(operands))
-        function = cgutils.get_or_insert_function(self.builder.module, signature, f"llvm.{name}.v16f32")
-        return self.builder.call(function, operands)
+        return call_llvm(self.builder, V16, f"{name}.v16f32", *operands)
 
     def transpose_16x16(self, rows: list[Any]) -> list[Any]:
         """Sixteen vectors as a 16 x 16 matrix, transposed by swapping blocks of 1, 2, 4 and 8."""
@@ -183,21 +187,6 @@ class Lanes:
                 swapped[low | size] = self.builder.shuffle_vector(*pair, ir.Constant(order, second))
             rows = swapped
         return rows
-
-    def sum_each(self, rows: list[Any]) -> Any:
-        """A vector of len(rows) lanes, a power of two: the sums of each row's lanes, in the order of `reduce_lanes`."""
-        count, size = len(rows), WIDTH  # lanes of each row in its vector
-        while size > 1:
-            pairs = zip(rows[0::2], rows[1::2], strict=True) if len(rows) > 1 else [(rows[0], rows[0])]
-            front = [lane for lane in range(2 * WIDTH) if lane % size < size // 2]
-            rows, size = [self._sum_of_halves(*pair, front, size // 2) for pair in pairs], size // 2
-        return self.builder.shuffle_vector(rows[0], rows[0], ir.Constant(ir.VectorType(I32, count), list(range(count))))
-
-    def _sum_of_halves(self, a: Any, b: Any, front: list[int], half: int) -> Any:
-        """Lanes `front` of a and b, one after the other, plus those `half` lanes after them."""
-        words = ir.VectorType(I32, WIDTH)
-        first, second = (ir.Constant(words, [lane + distance for lane in front]) for distance in (0, half))
-        return self.builder.fadd(self.builder.shuffle_vector(a, b, first), self.builder.shuffle_vector(a, b, second))
 
     def load_as_fp32(self, address: Any, index: Any, kind: Any) -> Any:
         """Elements index .. index + 15 of the array at `address` as fp32 lanes; kind (int64): FP32, BF16 or INT8."""
@@ -244,6 +233,32 @@ class Lanes:
 
 _Bf16._create_instance()
 _BF16 = _Bf16()
+
+
+def call_llvm(builder: Any, returns: Any, name: str, *operands: Any) -> Any:
+    """One of LLVM's intrinsics."""
+    signature = ir.FunctionType(returns, [operand.type for operand in operands])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, f"llvm.{name}"), operands)
+
+
+def shuffled(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
+    """Lanes order[0], order[1], ... of a and b, one after the other."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(order)), order))
+
+
+def sum_each(builder: Any, add: Callable[[Any, Any], Any], vectors: list[Any]) -> Any:
+    """A vector of len(vectors) lanes, the sum of each vector: every round halves the lanes of each sum."""
+    count, lanes = len(vectors), vectors[0].type.count
+    width, size = lanes, lanes  # lanes of a vector; of each sum in it
+    while size > 1:
+        pairs = zip(vectors[0::2], vectors[1::2], strict=True) if len(vectors) > 1 else [(vectors[0], vectors[0])]
+        low = [lane for lane in range(2 * width) if lane % size < size // 2]
+        if len(vectors) == 1:
+            low, width = low[: len(low) // 2], width // 2
+        high = [lane + size // 2 for lane in low]
+        vectors = [add(*(shuffled(builder, a, b, order) for order in (low, high))) for a, b in pairs]
+        size //= 2
+    return shuffled(builder, vectors[0], vectors[0], list(range(count)))
 
 
 def i64_const(value: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba import float32
 
-from glm5_kernels.compiled.simd import I16, I32, V16, WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.compiled.simd import I16, I32, V16, WIDTH, Lanes, i64_const, intrinsic, shuffled
 
 _PAIR, _WORDS = 2 * WIDTH, ir.VectorType(I32, WIDTH)
 _HALVES = ir.VectorType(I16, _PAIR)
@@ -32,7 +32,7 @@ def copy_and_pair(v: Lanes, even: Any, odd: Any, dims: Any, out: Any, out_pitch:
             row.align = 2
             builder.store(row, at(target, offset)).align = 2
         for number, order in enumerate(orders):
-            both = builder.shuffle_vector(*rows, ir.Constant(ir.VectorType(I32, _PAIR), order))
+            both = shuffled(builder, rows[0], rows[1], order)
             target = builder.add(builder.mul(offset, i64_const(2)), i64_const(2 * _PAIR * number))
             builder.store(both, at(pairs, target)).align = 2
 
@@ -66,21 +66,14 @@ def softmax_columns(
         for x in p:
             builder.store(builder.fadd(builder.load(added), x), added)
         rounded = [v.rounded_to_bf16(x) for x in p]
-        v.store(_as_pair(v, *rounded), scores, offsets[0])
+        v.store(v.joined(*rounded), scores, offsets[0])
         with builder.if_then(builder.icmp_signed("==", parts, i64_const(2))):
             left = [v.rounded_to_bf16(builder.fsub(x, y)) for x, y in zip(p, rounded, strict=True)]
-            v.store(_as_pair(v, *left), scores, offsets[1])
+            v.store(v.joined(*left), scores, offsets[1])
     shrunk = exponential(v, builder.fsub(before, highest))
     v.store(builder.fadd(builder.fmul(v.load(total, zero), shrunk), builder.load(added)), total, zero)
     v.store(highest, peak, zero)
     v.store(shrunk, factor, zero)
-
-
-def _as_pair(v: Lanes, even: Any, odd: Any) -> Any:
-    """Two bf16 as fp32 -> both in 32 bits."""
-    builder = v.builder
-    low, high = (builder.bitcast(x, _WORDS) for x in (even, odd))
-    return builder.bitcast(builder.or_(builder.lshr(low, ir.Constant(_WORDS, [16] * WIDTH)), high), V16)
 
 
 #: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; coefficients of Cephes' expf (S. L. Moshier), error below 2 ULP.
@@ -124,11 +117,8 @@ def pair_up(v: Lanes, row: Any, pairs: Any) -> None:
     builder = v.builder
     with v.lane_groups(builder.sdiv(pairs, i64_const(WIDTH))) as offset:
         both = [v.load(row, builder.add(builder.mul(offset, i64_const(2)), i64_const(side * WIDTH))) for side in (0, 1)]
-        even, odd = (
-            builder.bitcast(builder.shuffle_vector(*both, ir.Constant(_WORDS, list(range(first, 32, 2)))), _WORDS)
-            for first in (0, 1)
-        )
-        v.store(builder.bitcast(builder.or_(builder.lshr(even, _words(16)), odd), V16), row, offset)
+        even, odd = (shuffled(builder, both[0], both[1], list(range(first, 2 * WIDTH, 2))) for first in (0, 1))
+        v.store(v.joined(even, odd), row, offset)
 
 
 @intrinsic()

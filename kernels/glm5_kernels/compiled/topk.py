@@ -10,7 +10,7 @@ from numba import int32, int64, uint32
 from numba.core import cgutils
 
 from glm5_kernels.compiled.jit import inner
-from glm5_kernels.compiled.simd import I32, I64, WIDTH, Lanes, intrinsic
+from glm5_kernels.compiled.simd import I32, I64, WIDTH, Lanes, call_llvm, intrinsic
 
 _WORDS = ir.VectorType(I32, WIDTH)
 
@@ -19,7 +19,7 @@ _WORDS = ir.VectorType(I32, WIDTH)
 def count_at_least(v: Lanes, values: Any, groups: Any, least: Any) -> Any:
     """Count the values >= `least` among `groups` times WIDTH uint32 at address `values`."""
     builder = v.builder
-    threshold = Lanes(builder).broadcast(least)
+    threshold = v.broadcast(least)
     counts, first = cgutils.alloca_once(builder, _WORDS), builder.inttoptr(values, _WORDS.as_pointer())
     builder.store(ir.Constant(_WORDS, [0] * WIDTH), counts)
     with v.loop(groups) as group:
@@ -27,10 +27,7 @@ def count_at_least(v: Lanes, values: Any, groups: Any, least: Any) -> Any:
         loaded.align = 4
         reached = builder.zext(builder.icmp_unsigned(">=", loaded, threshold), _WORDS)
         builder.store(builder.add(builder.load(counts), reached), counts)
-    add_up = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(I32, [_WORDS]), "llvm.vector.reduce.add.v16i32"
-    )
-    return builder.zext(builder.call(add_up, [builder.load(counts)]), I64)
+    return builder.zext(call_llvm(builder, I32, "vector.reduce.add.v16i32", builder.load(counts)), I64)
 
 
 @inner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +73,7 @@ class View:
 
     @property
     def count(self) -> int:
-        total = 1
-        for size in self.sizes:
-            total *= size
-        return total
+        return math.prod(self.sizes)
 
     def part(self, offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]) -> View:
         """Another view of the same allocation, its offset in elements from the base."""
