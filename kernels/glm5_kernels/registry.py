@@ -112,8 +112,14 @@ def select(implementation: str | None) -> None:
     """Override GLM5_KERNELS from now on, for tests and benchmarks; None returns to the variable."""
     global _selected
     _selected = implementation
+    _variable.cache_clear()
     choose.cache_clear()
     function.cache_clear()
+
+
+@functools.cache
+def _variable() -> str:
+    return os.environ.get(VARIABLE) or "auto"
 
 
 @functools.cache
@@ -125,7 +131,7 @@ def choose(op: str, device: str = "cpu") -> Choice:
     Raises:
         KernelUnavailableError: the explicit choice cannot run, or is no implementation.
     """
-    requested = _selected or os.environ.get(VARIABLE) or "auto"
+    requested = _selected or _variable()
     if requested == "auto":
         return _fastest(op, device)
     if requested not in IMPLEMENTATIONS:

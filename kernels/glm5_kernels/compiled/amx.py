@@ -155,12 +155,8 @@ class Bf16Tiles(_Emitted):
                     self._load(number, self.at(begin, part, self.part), self.left_pitch)
                 for row, left in zip(_SUMS, _LEFT, strict=True):
                     for number, right in zip(row, _RIGHT, strict=True):
-                        call_llvm(
-                            builder,
-                            ir.VoidType(),
-                            f"x86.{self.instruction}",
-                            *(ir.Constant(I8, n) for n in (number, left, right)),
-                        )
+                        registers = (ir.Constant(I8, n) for n in (number, left, right))
+                        call_llvm(builder, ir.VoidType(), f"x86.{self.instruction}", *registers)
         for number, address in tiles:
             call_llvm(builder, ir.VoidType(), "x86.tilestored64", *self._memory(number, address, self.out_pitch))
 

@@ -142,9 +142,8 @@ class MatrixProduct:
                     left, right = ([_join(builder, m[i], m[i + 1], half) for i in pairs] for m in (tokens, weights))
                     for row_sums, a in zip(sums, left, strict=True):
                         for total, b in zip(row_sums, right, strict=True):
-                            product = call_llvm(
-                                builder, _FOUR, "aarch64.neon.smmla.v4i32.v16i8", builder.load(total), a, b
-                            )
+                            operands = builder.load(total), a, b
+                            product = call_llvm(builder, _FOUR, "aarch64.neon.smmla.v4i32.v16i8", *operands)
                             builder.store(product, total)
         for token, row_sums in zip(pairs, sums, strict=True):
             left, right = (builder.load(total) for total in row_sums)
