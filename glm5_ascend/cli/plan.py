@@ -34,7 +34,6 @@ def register(app: typer.Typer) -> None:
         group, _DEFAULT, run,
         "plan --quant w4a8 --nodes 4 --slo tpot=50ms,ttft=2s",
         "plan work/glm5-w4a8 --html plan.html",
-        "plan measure DIR | calibrate RUNS | baselines",
         json="One JSON object on stdout.",
     )  # fmt: skip
     add_command(group, "measure", measure, "plan measure work/glm5-w4a8")
@@ -47,7 +46,10 @@ def register(app: typer.Typer) -> None:
 
 
 def run(options: PlanOptions, output: Output) -> int:
-    """Plan a deployment on paper: memory, layout, latency and throughput, with their uncertainty."""
+    """Plan a deployment on paper: memory, layout, latency and throughput, with their uncertainty.
+
+    `plan measure`, `plan calibrate` and `plan baselines` are commands of their own, each with --help.
+    """
     from dataclasses import replace
 
     from glm5_ascend.deploy.planning.commands import plan_commands
