@@ -93,6 +93,7 @@ def test_the_readme_lists_the_packages_from_top_to_bottom() -> None:
     assert order == [name for name in reversed(LAYERS) if name not in ("__main__", "glm5_kernels")]
 
 
+@pytest.mark.long  # a minute; the functions it calls are tested one by one
 def test_the_python_block_runs(tmp_path: Path) -> None:
     """In an empty folder, on the demo model, as a user would run it after the laptop's commands."""
     (block,) = (block for block in blocks(section(document("README.md"), "In Python")) if block.language == "python")

@@ -19,6 +19,7 @@ def run(indexes: Indexes, script: Path, *arguments: object, **variables: str) ->
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
+@pytest.mark.long
 def test_collected_wheels_install_without_an_index(indexes: Indexes, tmp_path: Path) -> None:
     wheelhouse, script = tmp_path / "wheelhouse", indexes.checkout / "deploy" / "install_cpu.py"
     done = run(indexes, script, wheelhouse, "--wheelhouse", TORCH_CPU_INDEX=indexes.pytorch)

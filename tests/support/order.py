@@ -45,6 +45,11 @@ LONGEST = (
     "tests/demo_model/test_shipped.py",
     "tests/quantize/run/test_device.py",
     "tests/fidelity/test_readme_fidelity.py",
+    "tests/install/test_locked_down.py",
+    "tests/install/test_install_cpu.py",
+    "tests/deploy/test_check_scripts.py",
+    "tests/deploy/test_plan_commands.py",
+    "tests/test_docs_commands.py",
     "tests/cli/test_output.py",
 )
 
