@@ -100,6 +100,7 @@ FAULTS: tuple[Fault, ...] = (
         "            and self.column_error <= self.column_limit\n",
         "",
         "test_a_mutant_is_reported_where_it_is[column_scale_wrong]",
+        "test_mutants_at_more_positions[column_scale_wrong]",
     ),
     fault(
         "verify",
@@ -107,6 +108,7 @@ FAULTS: tuple[Fault, ...] = (
         "if rest > ROT_TOLERANCE:",
         "if rest > 9e9:",
         "test_a_mutant_is_reported_where_it_is[rot_wrong]",
+        "test_mutants_at_more_positions[rot_wrong]",
     ),
     Fault(
         "verify",
