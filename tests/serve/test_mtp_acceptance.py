@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.serve.support import tiny_checkpoints
+
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
@@ -43,7 +45,7 @@ def test_rotated_checkpoint_keeps_its_acceptance(
 
 
 @pytest.fixture(scope="module")
-def guessable(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def guessable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random model made easy to draft, if and only if the draft sees diag(g) times the normalised hidden state.
 
     Layers matter little, so the next token follows from the last one; eh_proj passes the embedding on and adds some
@@ -52,8 +54,7 @@ def guessable(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     import torch
     from safetensors.torch import load_file, save_file
 
-    target = tmp_path_factory.mktemp("guessable") / "plain"
-    shutil.copytree(float_checkpoint, target)
+    target = tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("guessable"))
     tensors = load_file(target / "model.safetensors")
     g = torch.randn(tensors["model.norm.weight"].shape, generator=torch.Generator().manual_seed(1)).exp()
     for name, tensor in tensors.items():
