@@ -40,9 +40,8 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
             "w2_weight_scale": ((e, d, 1), torch.float32),
             "w2_weight_offset": ((e, d, 1), torch.float32),
         }
-        if (
-            n == 2
-        ):  # loaded, because every checkpoint has them, and not used: they undo a shift that only the NPU applies
+        if n == 2:
+            # Every checkpoint has them, so they are loaded; only the NPU applies the shift that they undo.
             shapes["w13_scale_bias"] = (e, 2 * i, 1), torch.float32
             shapes["w2_scale_bias"] = (e, d, DOWN_PROJ_PARTIAL_SUMS), torch.float32
         for name, (shape, dtype) in shapes.items():
