@@ -37,10 +37,6 @@ def test_the_script_for_an_npu_measures_what_runs_here() -> None:
     assert npu.returncode == 3 and "torch_npu does not load" in npu.stderr and "Traceback" not in npu.stderr
 
 
-def test_names_say_what_a_script_does() -> None:
-    assert [name for name in SCRIPTS if not name.startswith(("bench_", "report_"))] == []
-
-
 def test_the_readme_has_a_section_for_every_script() -> None:
     """And no section for one that is not there."""
     text = (FOLDER / "README.md").read_text(encoding="utf-8")

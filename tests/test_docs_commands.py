@@ -16,7 +16,6 @@ import yaml
 from glm5_ascend.cli import app
 from tests.support.command import ROOT, environment, in_process
 from tests.support.documents import blocks, document, documents, headings, prose, section, shell_lines
-from tests.test_architecture import LAYERS
 
 #: deploy/TROUBLESHOOTING.md is written by a command and tested where that is.
 DOCUMENTS = [name for name in documents() if name != "deploy/TROUBLESHOOTING.md"]
@@ -54,13 +53,6 @@ def test_command_exists(name: str, line: str) -> None:
     assert flags <= options | {"--help"}
 
 
-def test_the_documents_show_the_contract() -> None:
-    commands = {line.split()[1] for _, line in shown() if line.startswith("glm5-ascend")}
-    assert {"demo-model", "quantize", "verify", "serve", "doctor", "smoke", "deploy"} <= commands
-    readme = {line.split(" TORCH_CPU_INDEX")[0] for name, line in shown() if name == "README.md"}
-    assert {"make demo", "make test"} <= readme
-
-
 def test_the_workflow_runs_the_commands_of_the_readme() -> None:
     workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     run = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["readme"]["steps"] if "run" in step]
@@ -85,12 +77,6 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
         assert path.exists(), target
         if anchor:
             assert anchor in anchors(path.relative_to(ROOT).as_posix()), target
-
-
-def test_the_readme_lists_the_packages_from_top_to_bottom() -> None:
-    tree = next(block.text for block in blocks(document("README.md")) if block.text.startswith("glm5_ascend/"))
-    order = re.findall(r"^  (\w+)(?:/|\.py)", tree, re.MULTILINE)
-    assert order == [name for name in reversed(LAYERS) if name not in ("__main__", "glm5_kernels")]
 
 
 @pytest.mark.long  # a minute; the functions it calls are tested one by one

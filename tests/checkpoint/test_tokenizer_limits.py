@@ -48,6 +48,7 @@ PANICS = {"type": "Replace", "pattern": {"Regex": "(a|a)+$"}, "content": "b"}
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
 LOOPS += "{% endfor %}{% endfor %}"
 DOUBLES = "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
+ESCAPES = "{{ messages.__class__.__base__.__subclasses__() }}"
 ENDLESS = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
 
 
@@ -83,6 +84,7 @@ def test_an_answer_without_end(source: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(LOOPS, "computed for 20 s", marks=pytest.mark.long),
         pytest.param(DOUBLES, "needs more than 3 GiB of memory", marks=pytest.mark.long),
         (ENDLESS, "recursion"),
+        (ESCAPES, "unsafe"),
     ],
 )
 def test_templates(source: Path, template: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,15 +89,3 @@ def test_every_command_that_a_plan_names_exists(
         assert run([word.replace("DIR", str(tmp_path)) for word in words]) == 0, words
     if any(line.startswith("profile: ") and "none" not in line for line in printed):
         assert ours
-
-
-def test_ctrl_c_promises_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Some commands have written files by then."""
-    import glm5_ascend.cli as cli
-
-    def pressed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "app", pressed)
-    assert run(["plan"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"

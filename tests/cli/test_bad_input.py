@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import (
-    ROOT,
     TIMEOUT_S,
     assert_one_clear_line,
     environment,
@@ -64,35 +63,12 @@ def test_other_architectures_are_refused(command: str, architecture: str, tmp_pa
     assert ("GLM-5.3-Flash" in done.stderr) == (architecture == "glm5_next")
 
 
-def truncated(source: Path) -> str:
-    shard = sorted(source.glob("*.safetensors"))[0]
-    shard.write_bytes(shard.read_bytes()[:-100])
-    return shard.name
-
-
-def without_a_shard(source: Path) -> str:
-    shard = sorted(source.glob("*.safetensors"))[1]
-    shard.unlink()
-    return shard.name
-
-
-def without_rope(source: Path) -> str:
-    config = json.loads((source / "config.json").read_text())
-    del config["rope_parameters"]
-    (source / "config.json").write_text(json.dumps(config))
-    return "rope_theta"
-
-
-@pytest.mark.parametrize("damage", [truncated, without_a_shard, without_rope])
-def test_a_damaged_source(damage: Callable[[Path], str], tiny_source: Path, editable: Copy, out: Path) -> None:
+def test_a_damaged_source(tiny_source: Path, editable: Copy, out: Path) -> None:
     source = editable(tiny_source)
-    word = damage(source)
-    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, word)
+    shard = min(source.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert_one_clear_line(glm5_ascend("quantize", source, out), 2, shard.name)
     assert not out.exists()
-
-
-def test_already_quantized_source(tiny_w4a8: Path, out: Path) -> None:
-    assert_one_clear_line(glm5_ascend("quantize", tiny_w4a8, out), 2, "already quantized", ".weight")
 
 
 def test_source_without_tokenizer(tmp_path: Path, out: Path) -> None:
@@ -105,28 +81,6 @@ def test_source_without_tokenizer(tmp_path: Path, out: Path) -> None:
 # -- recipe and calibration ---------------------------------------------------------------------------------------
 
 
-def test_unknown_recipe_lists_the_known(tiny_source: Path, out: Path) -> None:
-    done = glm5_ascend("quantize", tiny_source, out, "--recipe", "w3a8")
-    assert_one_clear_line(done, 2, "w3a8")
-    assert "w4a8" in done.stderr and "w8a8" in done.stderr
-
-
-def test_unknown_recipe_key_names_file_line_and_key(tiny_source: Path, tmp_path: Path, out: Path) -> None:
-    text = (ROOT / "quant_recipes" / "w4a8.yaml").read_text()
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text(text.replace("  dataset: default", "  datasett: default"))
-    line = next(i for i, row in enumerate(recipe.read_text().splitlines(), 1) if "datasett" in row)
-    done = glm5_ascend("quantize", tiny_source, out, "--recipe", recipe)
-    assert_one_clear_line(done, 2, f"mine.yaml:{line}:", "spec.datasett", "unknown key")
-
-
-def test_recipe_that_quantizes_what_the_engine_cannot(tiny_source: Path, tmp_path: Path, out: Path) -> None:
-    text = (ROOT / "quant_recipes" / "w4a8.yaml").read_text()
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text(text.replace('"*kv_b_proj", ', ""))
-    assert_one_clear_line(glm5_ascend("quantize", tiny_source, out, "--recipe", recipe), 2, "kv_b_proj")
-
-
 @pytest.mark.parametrize("content", ["", '{"texts": "x"}\n', "{not json\n"])
 def test_bad_calibration_file(content: str, tiny_source: Path, tmp_path: Path, out: Path) -> None:
     calib = tmp_path / "mine.jsonl"
@@ -136,16 +90,6 @@ def test_bad_calibration_file(content: str, tiny_source: Path, tmp_path: Path, o
 
 
 # -- the output place ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["same", "inside", "around"])
-def test_output_must_not_overlap_the_source(place: str, tiny_source: Path, editable: Copy) -> None:
-    source = editable(tiny_source)
-    before = {path.name: path.read_bytes() for path in source.iterdir()}
-    target = {"same": source, "inside": source / "w4a8", "around": source.parent}[place]
-    done = glm5_ascend("quantize", source, target, "--overwrite")
-    assert_one_clear_line(done, 2, "source")
-    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
 def test_non_empty_output_is_kept(tiny_source: Path, tmp_path: Path, calib: Path) -> None:
@@ -189,7 +133,7 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, out: Path, mo
     assert not out.exists() and not left_over(out.parent)
 
 
-@pytest.mark.parametrize("fail_after", [0, 1, 150])
+@pytest.mark.parametrize("fail_after", [0, 150])
 def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
     """ENOSPC from the n-th write on, injected below the tool (a sitecustomize module replaces os.pwrite)."""
     disk = on_disk(tmp_path / "shim", FAIL_AFTER=str(fail_after))
@@ -205,8 +149,8 @@ def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: 
     assert not left_over(tmp_path)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_path: Path) -> None:
+def test_interrupted_run_goes_on(tiny_source: Path, tmp_path: Path) -> None:
+    """By Ctrl-C; tests/hostile/test_signals.py has the other signals."""
     place = tmp_path / "place"
     place.mkdir()
     arguments = ["quantize", tiny_source, place / "out", "--samples", "4", "--seq-len", "64"]
@@ -217,7 +161,7 @@ def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_pa
     run = interruptible(command, stderr=subprocess.PIPE, text=True, env=slow)
     while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):
         time.sleep(0.001)
-    run.send_signal(stop)
+    run.send_signal(signal.SIGINT)
     _, stderr = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 130, stderr
     assert "interrupted: " in stderr
@@ -230,10 +174,9 @@ def test_interrupted_run_goes_on(stop: signal.Signals, tiny_source: Path, tmp_pa
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-def test_impossible_kernels(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
-    for arguments in (["quantize", tiny_source, tmp_path / "out"], ["verify", tiny_w4a8, "--against", tiny_source]):
-        done = glm5_ascend(*arguments, GLM5_KERNELS="quick")
-        assert_one_clear_line(done, 3, "GLM5_KERNELS=quick: unknown; use auto or one of reference, cpu, npu")
+def test_impossible_kernels(tiny_source: Path, tmp_path: Path) -> None:
+    done = glm5_ascend("quantize", tiny_source, tmp_path / "out", GLM5_KERNELS="quick")
+    assert_one_clear_line(done, 3, "GLM5_KERNELS=quick: unknown; use auto or one of reference, cpu, npu")
     assert not (tmp_path / "out").exists()
 
 

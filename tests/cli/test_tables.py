@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from io import StringIO
 
 import pytest
@@ -13,6 +10,7 @@ from rich.console import Console
 from glm5_ascend.deploy.diagnosis.doctor import Diagnosis
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
 from glm5_ascend.report.terminal import show
+from tests.support.command import glm5_ascend
 
 LONG = "/a/path/without/any/blank/that/is/longer/than/all/of/the/eighty/columns/of/a/usual/terminal"
 
@@ -31,21 +29,13 @@ def test_no_word_is_cut(width: int) -> None:
     assert lines[-1].startswith("a b  ") and lines[-1].index("four") == lines[0].index("one")
 
 
-def test_lines_fit_eighty_columns() -> None:
-    assert max(map(len, shown([["item", "word " * 60]], 80))) <= 80
-
-
-def run(*arguments: str, **environ: str) -> str:
-    command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | environ).stdout
-
-
-def test_colours_are_for_terminals() -> None:
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     """FORCE_COLOR stands for a terminal here; NO_COLOR wins over it."""
-    assert "\x1b[" not in run("doctor")
-    assert "\x1b[32m" in run("doctor", FORCE_COLOR="1", TERM="xterm")
-    assert "\x1b[3" not in run("doctor", FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    for name in ("NO_COLOR", "COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    assert "\x1b[" not in glm5_ascend("doctor").stdout
+    assert "\x1b[32m" in glm5_ascend("doctor", FORCE_COLOR="1", TERM="xterm").stdout
+    assert "\x1b[3" not in glm5_ascend("doctor", FORCE_COLOR="1", TERM="xterm", NO_COLOR="1").stdout
 
 
 def row(status: str, item: str = "kernels", rule: str = "") -> DoctorRow:

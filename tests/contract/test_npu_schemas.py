@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.deploy.rehearsal.environment import site_packages
-from tests.contract.support.npu_schemas import USED, schemas
-from tests.contract.support.peers import download
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.ops.support import npu_mla_prolog
 from tests.ops.support.npu_operators import SCHEMAS
@@ -50,14 +47,3 @@ def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: V
     assert schemas["schemas"] == [normal("npu", SCHEMAS["npu"][0]), normal("npu", npu_mla_prolog.SCHEMA)]
     assert any("Tensor" in schema and "int acl_format" in schema for schema in schemas["format_cast"])
     assert schemas["lightning_indexer"] == {"shape": [7, 2048], "dtype": "torch.int32"}
-
-
-def test_what_changed_since_the_torch_npu_that_vllm_ascend_pins(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
-    """0.23.0 pins 2.10.0.post4; its wheel wants a CUDA torch, so that its schemas are read, not loaded."""
-    pinned = schemas(download(vllm_ascend.python, "torch_npu==2.10.0.post4", tmp_path))
-    ours = schemas(site_packages(vllm_ascend.python) / "torch_npu")
-    (indexer,) = ours["npu_lightning_indexer"]
-    assert normal("npu", f"npu_lightning_indexer{indexer}") == normal("npu", SCHEMAS["npu"][0])  # it is read right
-    assert set(USED) <= pinned.keys() | {"npu_format_cast"}
-    # The newer one takes no value and has sinks.
-    assert {name for name in USED if pinned.get(name) != ours.get(name)} == {"npu_sparse_flash_attention"}

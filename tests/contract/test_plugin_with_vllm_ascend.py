@@ -17,8 +17,11 @@ from safetensors import safe_open
 from glm5_ascend.serve.versions import expected_packages
 from tests.contract.support.peers import install
 from tests.contract.support.plain_attention import Attention
+from tests.contract.support.tiny_glm5 import SIZES
 from tests.contract.support.vllm_ascend import VllmAscend
-from tests.contract.test_vllm_ascend_attention import ERROR, ROOT, SCHEMAS, SIZES, SPARSE, asked
+from tests.contract.test_vllm_ascend_attention import ERROR, asked, missed
+from tests.ops.support.npu_operators import SCHEMAS
+from tests.support.command import ROOT
 from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
 pytestmark = pytest.mark.contract
@@ -63,16 +66,6 @@ def calls(out: Path) -> dict[str, int]:
     with safe_open(out, "pt") as file:
         match: dict[str, int] = json.loads(file.metadata()["calls"])
     return match
-
-
-def missed(out: Path, checkpoint: Path) -> float:
-    """Share of the right choice (neighbours rotated) that the indexer did not make, beyond 2048 positions."""
-    attention = Attention(checkpoint)
-    (item,) = (item for item in asked(out) if item.step == "long prefill")
-    beyond = item.positions >= SPARSE
-    scores = attention.index_scores(item.states, item.positions[beyond], True)
-    best = scores.masked_fill(~item.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
-    return 1 - float(item.chosen[beyond].gather(1, best).float().mean())
 
 
 def test_both_plugins_are_found_and_ours_leaves_the_platform_alone(run: Run) -> None:

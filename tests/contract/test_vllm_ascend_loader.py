@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,22 +19,19 @@ from glm5_ascend.checkpoint.packing import unpack_int4
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from tests.contract.support.damage import damage
 from tests.contract.support.loaded import ROT, Checkpoint, Loaded, equal, read_loaded
+from tests.contract.support.tiny_glm5 import SIZES
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 pytestmark = pytest.mark.contract
 Load = Callable[[Path], dict[str, Loaded]]
-#: MLAPO's weights are cut into blocks of 16 rows: q_lora + kv_lora + rope must be a multiple (64 + 32 + 16).
-SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
 GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
 MIXED = "mixed experts"  # INT4, and in one layer INT8
 RECIPES = ("w4a8", "w8a8", "w4a8-mlapo", "w8a8-best")
 CASES = (*RECIPES, GLM52, MIXED)
 STATIC_ATTENTION = ("w8a8", "w4a8-mlapo")
 FLOAT_QUERIES = ("w8a8-best",)
-#: Linears of an attention that are FLOAT there, and those that are INT8.
-FLOAT_LINEARS, INT8_LINEARS = ("fused_qkv_a_proj", "q_b_proj"), ("o_proj", "indexer.wq_b")
 MTP = "model.layers.3"
 #: vllm-ascend's class for a type.
 LINEAR = {W8A8_DYNAMIC: "AscendW8A8DynamicLinearMethod", W8A8: "AscendW8A8LinearMethod"}
@@ -115,22 +111,6 @@ def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[s
     assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
 
 
-def test_experts_of_two_types_side_by_side(checkpoints: dict[str, Path], load: Load) -> None:
-    schemes = load(checkpoints[MIXED])["target"].report["schemes"]
-    assert [schemes[f"model.layers.{layer}.mlp.experts"] for layer in (1, 2)] == [
-        EXPERTS[W4A8_DYNAMIC],
-        EXPERTS[W8A8_DYNAMIC],
-    ]
-
-
-@pytest.mark.parametrize("case", FLOAT_QUERIES)
-def test_float_and_int8_linears_side_by_side(case: str, checkpoints: dict[str, Path], load: Load) -> None:
-    schemes = load(checkpoints[case])["target"].report["schemes"]
-    for attention in (f"model.layers.{layer}.self_attn" for layer in range(3)):
-        assert all("Unquantized" in schemes[f"{attention}.{name}"] for name in FLOAT_LINEARS)
-        assert {schemes[f"{attention}.{name}"] for name in INT8_LINEARS} == {LINEAR[W8A8_DYNAMIC]}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_static_attention_and_nothing_else_turns_mlapo_on(
     case: str, checkpoints: dict[str, Path], load: Load, line: VllmAscend
@@ -153,23 +133,6 @@ def test_mlapo_gets_the_numbers_of_the_file(case: str, checkpoints: dict[str, Pa
             actual = target.tensors[f"{attention}.mla_attn.mla_attn.impl.{name}"].flatten()
             assert torch.equal(actual.double().sort()[0], expected.double().sort()[0]), (layer, name)
         assert not target.tensors[f"{attention}.mla_attn.mla_attn.impl.beta1"].any()  # the bias of q_a_layernorm
-
-
-def test_layers_with_a_shared_indexer_build_none(checkpoints: dict[str, Path], load: Load) -> None:
-    loaded = load(checkpoints[GLM52])
-    owners = {name.split(".")[2] for item in loaded.values() for name in item.tensors if ".indexer.wq_b." in name}
-    assert owners == {"0", "1", "2", "4"}  # 3 is shared, 4 is the MTP layer
-
-
-@pytest.mark.parametrize("case", RECIPES)
-def test_the_draft_gets_rot(case: str, checkpoints: dict[str, Path], load: Load) -> None:
-    loaded = load(checkpoints[case])
-    assert loaded["target"].report["model"] == "AscendGlmMoeDsaForCausalLM"
-    assert loaded["draft"].report["model"] == "AscendDeepSeekMTP"
-    rot = CheckpointDir(checkpoints[case]).read("rot.weight")
-    assert torch.equal(loaded["draft"].tensors[rot_of(loaded)], rot)
-    assert not torch.allclose(rot, torch.eye(len(rot), dtype=rot.dtype), atol=0.01)
-    assert not any(name.endswith("rot.weight") for name in loaded["target"].tensors)
 
 
 def rot_of(loaded: dict[str, Loaded]) -> str:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.judges import checked, program
 from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.listening import listening
 
 Done = subprocess.CompletedProcess[str]
 LATE_NAME = """\
@@ -36,20 +36,13 @@ socket.gethostbyname = late
 """
 
 
-def test_they_pass_shellcheck(tmp_path: Path) -> None:
-    for name, text in (("health", HEALTH), ("checks", CHECKS)):
-        (tmp_path / f"{name}.sh").write_text(text)
-    checked(program("shellcheck", "shellcheck"), "--shell=bash", *sorted(tmp_path.glob("*.sh")))
-
-
 def bash(script: Path, *arguments: object, **environ: str) -> Done:
     words = ["bash", str(script), *map(str, arguments)]
     env = {**os.environ, **environ}
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
-@contextmanager
-def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> Iterator[None]:
+def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> AbstractContextManager[str]:
     """An HTTP server: path -> status and text."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,18 +52,7 @@ def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> Iterator[N
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return listening(Handler, port)
 
 
 @pytest.fixture

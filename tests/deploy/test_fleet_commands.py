@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,53 +16,43 @@ from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironment
 from glm5_ascend.serve.router import RunningRouter
 from tests.serve.support.stub import stub_server
 from tests.support.command import assert_one_clear_line, glm5_ascend
+from tests.support.listening import listening
 
 
+@dataclass
 class FakeRouter:
-    """The three routes of vllm-router that are used, before servers that are not there."""
+    """Address and workers of a server with the three routes of vllm-router that are used."""
 
-    def __init__(self, workers: list[str]) -> None:
-        self.workers = workers
-        router = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.answer(json.dumps({"urls": router.workers}))
-
-            def do_POST(self) -> None:
-                what, _, url = self.path.partition("?url=")
-                if what == "/remove_worker":
-                    router.workers.remove(url)
-                else:
-                    router.workers.append(url)
-                self.answer("done")
-
-            def answer(self, text: str) -> None:
-                self.send_response(200)
-                self.send_header("content-length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+    workers: list[str]
+    url: str = ""
 
 
 @pytest.fixture
 def routed() -> Iterator[Callable[[list[str]], FakeRouter]]:
-    routers: list[FakeRouter] = []
+    with ExitStack() as stack:
 
-    def start(workers: list[str]) -> FakeRouter:
-        routers.append(FakeRouter(workers))
-        threading.Thread(target=routers[-1].server.serve_forever, daemon=True).start()
-        return routers[-1]
+        def start(workers: list[str]) -> FakeRouter:
+            router = FakeRouter(workers)
 
-    yield start
-    for router in routers:
-        router.server.shutdown()
-        router.server.server_close()
+            class Handler(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    self.answer(json.dumps({"urls": workers}))
+
+                def do_POST(self) -> None:
+                    what, _, url = self.path.partition("?url=")
+                    workers.remove(url) if what == "/remove_worker" else workers.append(url)
+                    self.answer("done")
+
+                def answer(self, text: str) -> None:
+                    self.send_response(200)
+                    self.send_header("content-length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text.encode())
+
+            router.url = stack.enter_context(listening(Handler))
+            return router
+
+        yield start
 
 
 IDLE = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"

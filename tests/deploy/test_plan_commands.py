@@ -1,4 +1,7 @@
-"""What a plan prints runs: the rules of doctor and vLLM's parser take the commands of plans drawn at random."""
+"""What profiles say and plans print runs: doctor's rules and the installed vLLM's parser take it.
+
+vLLM 0.23.0's and 0.30.0rc2's parsers are asked by a contract test.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,27 @@ from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.planning.commands import plan_commands
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
-from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.engine_lines import VLLM
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
 from glm5_ascend.plan.result import Plan
-from tests.deploy.test_installed_parser import PARSE
 
 PLANS = 24
+#: vLLM 0.32 parses in a process of its own: importing it changes torch and logging for all tests.
+PARSE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for name, argv in json.load(sys.stdin).items():
+    parser.error = lambda message: sys.exit(f"{name}: {message}")
+    print(name, parser.parse_args(argv[2:]).model_tag)
+"""
 #: What a launcher fills in.
 WORDS = {
     "+LOCAL": "", "+ENGINE": "", "+256*ENGINE": "", "$((": "", "))": "", "$ENGINE": "0", "$NODE": "0", "$RANK": "0",
@@ -127,11 +141,25 @@ def test_every_line_is_complete(plans: list[Plan]) -> None:
         assert "profile: " in text
 
 
+def profile_commands() -> dict[str, list[str]]:
+    """A command of every role, and every optional switch, by name; SGLang's: a contract test."""
+    commands = {}
+    for profile in (item for item in map(load, names()) if item.engine == VLLM):
+        for role in profile.roles.values():
+            server = ServerPlace(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
+            commands[f"{profile.name}/{role.name}"] = command(profile, role, server, "DIR", []).argv
+        for key, switch in profile.scheduling.items():
+            if switch.add:
+                commands[f"{profile.name}+{key}"] = ["vllm", "serve", "DIR", *switch.add]
+    return commands
+
+
 def test_vllm_takes_every_line(plans: list[Plan]) -> None:
     pytest.importorskip("vllm")
     asked = {f"{n}-{i}": words for n, one in enumerate(plans) for i, words in enumerate(_commands(one))}
+    asked |= profile_commands()
     done = subprocess.run(
         [sys.executable, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == len(asked)
+    assert done.stdout.splitlines() == [f"{name} {words[2]}" for name, words in asked.items()]

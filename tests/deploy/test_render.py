@@ -12,11 +12,12 @@ import yaml
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import SHAPES, written
-from tests.support.command import TIMEOUT_S
+from tests.support.command import ROOT, TIMEOUT_S
 
 PLACES = [
     (profile, role, node, rank)
@@ -114,6 +115,9 @@ def test_the_script_lets_the_user_win(started) -> None:  # type: ignore[no-untyp
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     folders = [written(tmp_path / name, name, "shell") for name in ("cpu", *SHAPES)]
     scripts = [script for folder in folders for script in sorted(folder.glob("*.sh"))]
+    for name, text in (("health", HEALTH), ("checks", CHECKS)):
+        (tmp_path / f"{name}.sh").write_text(text)
+    scripts += [*tmp_path.glob("*.sh"), ROOT / "deploy/run-in-container.sh"]
     checked(program("shellcheck", "shellcheck"), "--shell=bash", *scripts)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from glm5_ascend.deploy.rendering.image import MANAGERS, MOUNTS
 from glm5_ascend.engine_lines import STABLE
-from tests.deploy.support.judges import checked, program
 from tests.support.command import ROOT
 
 SCRIPT = ROOT / "deploy/run-in-container.sh"
@@ -48,7 +47,3 @@ def test_image_and_command_are_the_users() -> None:
 def test_wrong_arguments_are_one_line(arguments: list[str], message: str) -> None:
     done = run(*arguments, "--dry-run") if arguments != ["--image"] else run(*arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_shellcheck_has_no_complaint() -> None:
-    checked(program("shellcheck", "shellcheck"), SCRIPT)

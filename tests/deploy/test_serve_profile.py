@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.cli import run
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.serve_profile import refuse_broken, serve_profile
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError
-from glm5_ascend.serve import servable
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.servable import check_directory
@@ -139,19 +137,6 @@ def test_with_sglang_its_server_is_started(
     assert started[0].argv[:3] == [sys.executable, "-m", "sglang.launch_server"] and started[0].argv[-1] == "secret"
     assert "secret" not in built.shown and "--api-key '***'" in built.shown
     assert "VLLM_API_KEY" not in started[0].env
-
-
-@pytest.mark.parametrize("arguments", [[], ["--profile", "a3-single-w4a8"]])
-def test_a_checkpoint_is_summarized_once(
-    arguments: list[str], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    summarize = servable.summarize
-    monkeypatch.setattr(
-        servable, "summarize", lambda directory, **options: (seen.append(directory), summarize(directory, **options))[1]
-    )
-    assert run(["serve", str(checkpoints["w4a8"]), *arguments, "--dry-run"]) == 0
-    assert seen == [checkpoints["w4a8"]]
 
 
 def test_a_dry_run_tells_the_same_in_json(checkpoints: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from glm5_ascend.deploy.profiles.file import ProfileFile
 from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.deploy.schemas import SCHEMAS
+from glm5_ascend.deploy.troubleshooting import page
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
@@ -57,6 +58,11 @@ def test_schemas_are_current(path: Path) -> None:
     assert path.read_text("utf-8") == schema_text(SCHEMA_FILES[path])
 
 
+def test_the_page_of_troubleshooting_is_current() -> None:
+    """`python -m glm5_ascend.deploy.troubleshooting` writes it from the rules."""
+    assert page() == (ROOT / "deploy" / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
+
+
 def test_every_yaml_file_names_its_schema() -> None:
     files = [path for folder in ("deploy", "quant_recipes") for path in (ROOT / folder).rglob("*.yaml")]
     assert files
@@ -64,10 +70,3 @@ def test_every_yaml_file_names_its_schema() -> None:
         first = path.read_text("utf-8").splitlines()[0]
         assert first.startswith("# yaml-language-server: $schema="), path
         assert (path.parent / first.partition("=")[2]).resolve() in SCHEMA_FILES, path
-
-
-def test_a_schema_knows_the_keys_of_a_role() -> None:
-    """Unknown keys are refused there, too."""
-    schema = ProfileFile.model_json_schema()
-    assert schema["additionalProperties"] is False
-    assert set(schema["$defs"]["RoleKeys"]["properties"]) == {"port", "env", "args", "uses", "nodes", "launch"}

@@ -47,14 +47,17 @@ def test_unknown_home_creates_no_folder_named_tilde(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_kernels_are_compiled_once_per_folder(writable: bool, tmp_path: Path) -> None:
-    """Without a folder every process compiles, and none fails."""
+    """On a terminal a line says so. Without a folder every process compiles, and none fails."""
     folder = tmp_path / "named" if writable else file_at(tmp_path / "named")
     code = CALL + "from glm5_kernels.cache import compilation as c; print(c.functions > 0, c.seconds > 0)"
-    outputs = []
+    outputs, said = [], []
+    variables = {cache.VARIABLE: str(folder), "XDG_CACHE_HOME": str(file_at(tmp_path / "none"))}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, timeout=300,
-            env=environment(**{cache.VARIABLE: str(folder), "XDG_CACHE_HOME": str(file_at(tmp_path / "none"))}),
+            ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"], capture_output=True, text=True, cwd=ROOT,
+            check=True, timeout=300, env=environment(**variables), stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        outputs.append(done.stdout.strip())
-    assert outputs == ["True True", "False False" if writable else "True True"]
+        outputs.append(done.stdout.split("\r\n")[-2])
+        said.append(done.stdout.count("compiling kernels for this processor, once"))
+    assert outputs == ["True True", "False False" if writable else "True True"], done.stdout
+    assert not writable or said == [1, 0]

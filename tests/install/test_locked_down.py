@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.install.support.locked import locked, obstacle
-from tests.support.command import ROOT, environment, glm5_ascend
+from tests.support.command import glm5_ascend
 from tests.support.server_process import free_port
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
@@ -94,21 +93,6 @@ def test_serve_answers_from_a_read_only_root(memory: Path, tmp_path: Path) -> No
     done = locked([], memory, script=script, TMPDIR=str(memory))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "canary answers" in done.stdout
-
-
-def test_first_compilation_is_said_on_a_terminal_once(tmp_path: Path) -> None:
-    """Through a pseudo-terminal: one line; with a warm cache none."""
-    code = "import torch; from glm5_kernels import ops; ops.hadamard(torch.ones(64, 256), torch.ones(64))"
-    line = "compiling kernels for this processor, once"
-    seen = []
-    for _ in range(2):
-        done = subprocess.run(
-            ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"], capture_output=True, text=True, cwd=ROOT,
-            env=environment(NUMBA_CACHE_DIR=str(tmp_path)), check=False, timeout=120, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        seen.append(done.stdout.count(line))
-    assert seen == [1, 0]
 
 
 @pytest.mark.long

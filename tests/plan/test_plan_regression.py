@@ -78,13 +78,6 @@ def test_more_context_is_never_quicker_and_more_clients_never_slower() -> None:
     assert speeds == sorted(speeds)
 
 
-@pytest.mark.parametrize("load", ["in=1,out=1", "in=1,out=10,concurrency=0.5", "in=200000,out=2000,concurrency=1"])
-def test_ends_of_the_range_are_answered(load: str) -> None:
-    result = plan(quant="w4a8", nodes=2, workload=load)
-    for name, number in result.numbers.items():
-        assert number.low <= number.value <= number.high, name
-
-
 def test_the_public_memory_number_is_in_its_range() -> None:
     """vllm-ascend 10918: GLM-5.2 bf16 on four A2, DP4 TP8: 2.01 GiB were left for the cache."""
     result = plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3,

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.quantize import quantize
-from tests.support.command import environment, in_process
+from tests.support.command import in_process
 from tests.support.tiny_model import quantize_tiny, write_calibration
-
-
-def test_importing_the_package_loads_no_torch() -> None:
-    code = "import sys, glm5_ascend.quantize, glm5_ascend.fidelity; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
 
 
 def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> None:

@@ -36,14 +36,6 @@ def test_a_command_that_ended_is_not_named() -> None:
     assert COMMAND.get() is None
 
 
-def test_called_from_python_it_names_the_process() -> None:
-    token = COMMAND.set(None)
-    try:
-        assert make_header().command == "called from Python"
-    finally:
-        COMMAND.reset(token)
-
-
 def test_logins_are_masked() -> None:
     assert without_login("http://me:pw@host:8000/v1") == "http://***@host:8000/v1"
     assert without_login("http://host/a@b") == "http://host/a@b"

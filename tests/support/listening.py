@@ -1,4 +1,4 @@
-"""An HTTP server of a test's own, on a free port of this machine."""
+"""An HTTP server of a test's own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server whose requests `handler` answers; it ends with the block."""
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """The address of a server that ends with the block; `handler` answers its requests. 0: a free port."""
     quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})  # nobody reads a line for each request
-    server = ThreadingHTTPServer(("127.0.0.1", 0), quiet)
+    server = ThreadingHTTPServer(("127.0.0.1", port), quiet)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -17,14 +17,12 @@ class Differences:
 
     Attributes:
         integers, other_integers: values of rounded weights, and how many of them differ; by how much at most.
-        floats, other_floats: scales, offsets, what stays bf16 or fp32; the largest difference relative to its tensor.
+        largest_relative: of scales, offsets, what stays bf16 or fp32, the largest difference relative to its tensor.
     """
 
     integers: int = 0
     other_integers: int = 0
     largest_step: int = 0
-    floats: int = 0
-    other_floats: int = 0
     largest_relative: float = 0.0
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -35,8 +33,6 @@ class Differences:
             self.largest_step = max(self.largest_step, int(step.max()))
             return
         difference = (a.double() - b.double()).abs()
-        self.floats += a.numel()
-        self.other_floats += int((difference > 0).sum())
         largest = float(a.double().abs().max()) or 1.0
         self.largest_relative = max(self.largest_relative, float(difference.max()) / largest)
 

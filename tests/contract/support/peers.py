@@ -44,10 +44,3 @@ def pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = None
 
 def install(python: Path, *packages: str, settings: Mapping[str, str] | None = None) -> None:
     pip(python, "install", *packages, settings=settings)
-
-
-def download(python: Path, requirement: str, folder: Path) -> Path:
-    """The wheel of a package for this machine, not installed."""
-    pip(python, "download", "--no-deps", "--dest", str(folder), requirement)
-    (wheel,) = folder.glob("*.whl")
-    return wheel

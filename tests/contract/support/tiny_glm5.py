@@ -10,6 +10,7 @@ from typing import Any
 from glm5_ascend.demo_model.resources import write_demo_model
 from tests.support.tiny_model import write_tiny_model
 
+#: MLAPO's weights are cut into blocks of 16 rows: q_lora + kv_lora + rope must be a multiple (64 + 32 + 16).
 SIZES: dict[str, Any] = {"qk_rope_head_dim": 16, "qk_head_dim": 32, "head_dim": 16, "index_head_dim": 32}
 
 

@@ -91,11 +91,6 @@ def test_0_30_reads_other_switches_between_a2_machines_and_for_embeddings() -> N
     assert "P42" in broken_ids({**HEALTHY, "embedding_tp": 4}) and "P42" not in broken_ids({**newer, "embedding_tp": 4})
 
 
-def test_doctor_says_in_which_line_a_rule_was_read() -> None:
-    (only,) = (item for item in judge({**HEALTHY, **CASES["P18"]["bad"]})[0] if item.id == "P18")
-    assert only.source.endswith("read in 0.23.0.post1 attention/sfa_v1.py:301 and 0.30.0rc2 attention/sfa_v1.py:529")
-
-
 def test_messages_have_their_values() -> None:
     (broken_rule,) = (item for item in judge({**HEALTHY, **CASES["P13"]["bad"]})[0] if item.id == "P13")
     assert broken_rule.message.startswith("decode context parallelism 8 must equal tensor parallelism 16")
@@ -136,28 +131,9 @@ def test_rules_are_no_programs(text: str) -> None:
 
 
 def test_a_command_line_in_all_spellings() -> None:
-    words = [
-        "vllm",
-        "serve",
-        "DIR",
-        "-tp",
-        "8",
-        "--max_model_len=4096",
-        "--no-enable-prefix-caching",
-        "--enforce-eager",
-    ]
-    words += [
-        "--compilation-config.cudagraph_mode",
-        "NONE",
-        "-q",
-        "ascend",
-        "--sizes",
-        "1",
-        "2",
-        "--seed",
-        "1",
-        "--seed=2",
-    ]
+    line = "vllm serve DIR -tp 8 --max_model_len=4096 --no-enable-prefix-caching --enforce-eager"
+    line += " --compilation-config.cudagraph_mode NONE -q ascend --sizes 1 2 --seed 1 --seed=2"
+    words = line.split()
     assert parsed_flags([*words, "--speculative-config", '{"method": "mtp"}', "--kv-transfer-config", "{"]) == {
         "tensor-parallel-size": 8, "max-model-len": 4096, "enable-prefix-caching": False, "enforce-eager": True,
         "compilation-config": {"cudagraph_mode": "NONE"}, "quantization": "ascend", "sizes": [1, 2], "seed": 2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError, ConfigError, OutputError, RecipeError
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.quantize.training.prepare import export_trained, prepare_qat, rounded_weights
+from tests.serve.support.oracle import hf_model
 from tests.support.command import ROOT, TIMEOUT_S, environment
 from tests.support.tiny_model import quantize_tiny, write_tiny_model
 
@@ -29,21 +29,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("qat") / "source", num_hidden_layers=2)
 
 
-def load(source: Path) -> Any:
-    """transformers' model in fp32, with the eps of config.json in its two low-rank norms, as engines have it."""
-    from transformers import GlmMoeDsaForCausalLM
-
-    model = GlmMoeDsaForCausalLM.from_pretrained(
-        source, trust_remote_code=False, dtype=torch.float32, attn_implementation="eager"
-    )
-    for name, module in model.named_modules():
-        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
-            module.variance_epsilon = model.config.rms_norm_eps
-    return model
-
-
 def test_parameters_stay_and_the_forward_is_the_quantized_one(source: Path, tmp_path: Path) -> None:
-    model = load(source)
+    model = hf_model(source)
     before = {name: (id(parameter), parameter.clone()) for name, parameter in model.named_parameters()}
     with torch.no_grad():
         float_logits = model(SEQUENCE, use_cache=False).logits
@@ -60,7 +47,7 @@ def test_parameters_stay_and_the_forward_is_the_quantized_one(source: Path, tmp_
 
 
 def test_every_trained_parameter_gets_a_gradient(source: Path) -> None:
-    model = prepare_qat(load(source))
+    model = prepare_qat(hf_model(source))
     model(SEQUENCE, labels=SEQUENCE, use_cache=False).loss.backward()
     lacking = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert lacking == []
@@ -70,7 +57,7 @@ def test_every_trained_parameter_gets_a_gradient(source: Path) -> None:
 
 
 def test_exported_and_quantized_it_holds_what_training_saw(source: Path, tmp_path: Path) -> None:
-    model = prepare_qat(load(source))
+    model = prepare_qat(hf_model(source))
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
     for _ in range(4):
@@ -95,7 +82,7 @@ def test_exported_and_quantized_it_holds_what_training_saw(source: Path, tmp_pat
 
 
 def test_what_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
-    model = load(source)
+    model = hf_model(source)
     for recipe in ("w4a8", "w8a8"):
         with pytest.raises(RecipeError, match="only round"):
             prepare_qat(model, recipe)
