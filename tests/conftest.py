@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from tests.support import order
-from tests.support.command import glm5_ascend
+from tests.support.command import environment, glm5_ascend
+from tests.support.fork_server import ForkServer
 from tests.support.once import made_once, run_folder
+from tests.support.server_process import ENGINE_ENVIRONMENT
 
 Quantized = Callable[..., Path]
 
@@ -62,13 +64,13 @@ def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) 
     """`tiny_quantized(recipe, source=...)` -> output directory, made once per pair. Read only."""
     from tests.support.tiny_model import quantize_tiny
 
-    made: dict[tuple[str, Path], Path] = {}
+    outputs: dict[tuple[str, Path], Path] = {}
 
     def quantized(recipe: str, source: Path = tiny_source) -> Path:
         key = (recipe, source)
-        if key not in made:
-            made[key] = quantize_tiny(source, tmp_path_factory.mktemp("quantized") / Path(recipe).stem, recipe)
-        return made[key]
+        if key not in outputs:
+            outputs[key] = quantize_tiny(source, tmp_path_factory.mktemp("quantized") / Path(recipe).stem, recipe)
+        return outputs[key]
 
     return quantized
 
@@ -129,3 +131,10 @@ def server(rotated_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     flags = ["--api-key", API_KEY, "--enable-prompt-tokens-details"]
     flags += ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
     yield from started_server(rotated_checkpoint, tmp_path_factory.mktemp("server"), flags)
+
+
+@pytest.fixture(scope="session")
+def vllm_forks() -> ForkServer:
+    """A process that has imported vLLM with our plugin; forks of it run engines, probes and vLLM's parser."""
+    modules = ("vllm.entrypoints.llm", "tests.serve.support.engine", "tests.serve.support.layer_check")
+    return ForkServer(modules, environment(**ENGINE_ENVIRONMENT))

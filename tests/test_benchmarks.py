@@ -47,10 +47,10 @@ def test_the_readme_has_a_section_for_every_script() -> None:
 def test_layers_are_rounded_up_to_a_depth(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """report_depth.py: with no layer rounded there is the source, with all of them the checkpoint as it is stored."""
     monkeypatch.syspath_prepend(FOLDER)
-    made = importlib.import_module("tools.fidelity_checkpoints")
+    checkpoints = importlib.import_module("tools.fidelity_checkpoints")
     parts = importlib.import_module("tools.fidelity_parts")
     out, ids = tmp_path / "rtn", torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(0))
-    floats = made.float_weights(tiny_source, out, "rtn-w4a8")  # which leaves FLOAT tensors as they are
+    floats = checkpoints.float_weights(tiny_source, out, "rtn-w4a8")  # which leaves FLOAT tensors as they are
 
     def kl(model: StoredModel | Path) -> float:
         return float(compare(model, tiny_source, [ids]).kl.mean())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.engine_lines import LINES, EngineLine
+from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
 from tests.support.command import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -85,10 +85,14 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
 
 
 #: Which torch SGLang's image has is not published: nothing to plan with. Our Dockerfile installs with --no-deps there.
-WITH_TORCH = [line for line in LINES.values() if "torch" in line.packages]
+WITH_TORCH = [
+    pytest.param(line, id=line.name, marks=[] if line is STABLE else [pytest.mark.long])
+    for line in LINES.values()
+    if "torch" in line.packages
+]
 
 
-@pytest.mark.parametrize("line", WITH_TORCH, ids=lambda line: line.name)
+@pytest.mark.parametrize("line", WITH_TORCH)
 def test_npu_extra_changes_none_of_the_atlas_set(line: EngineLine, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """pip's own resolver, in an environment where the image's packages are present, plans to touch none of them.
 

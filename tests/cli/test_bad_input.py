@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +24,6 @@ from tests.support.command import (
     in_process,
     interruptible,
 )
-from tests.support.slow_disk import on_disk
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 Copy = Callable[[Path], Path]
@@ -134,19 +136,39 @@ def test_disk_too_small_is_said_before_any_work(tiny_source: Path, out: Path, mo
 
 
 @pytest.mark.parametrize("fail_after", [0, 150])
-def test_write_error_at_any_point(fail_after: int, tiny_source: Path, tmp_path: Path, calib: Path) -> None:
-    """ENOSPC from the n-th write on, injected below the tool (a sitecustomize module replaces os.pwrite)."""
-    disk = on_disk(tmp_path / "shim", FAIL_AFTER=str(fail_after))
+def test_write_error_at_any_point(
+    fail_after: int, tiny_source: Path, tmp_path: Path, calib: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full from the n-th write on."""
+    write, numbers = os.pwrite, itertools.count(1)
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if next(numbers) > fail_after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, offset)
+
     out = tmp_path / "out"
     arguments = ["quantize", tiny_source, out, "--calib", calib, "--samples", "4", "--seq-len", "64"]
-    done = glm5_ascend(*arguments, **disk)
-    assert_one_clear_line(done, 2, "no space left on the disk")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        assert_one_clear_line(in_process(*arguments), 2, "no space left on the disk")
     assert not out.exists()
     # What was finished is kept for the same command; a run that finished nothing leaves nothing.
     assert bool(left_over(tmp_path)) == (fail_after == 150)
-    again = glm5_ascend(*arguments)
+    again = in_process(*arguments)
     assert again.returncode == 0, again.stderr
     assert not left_over(tmp_path)
+
+
+#: Put below the command as a sitecustomize module: the signal finds the run at work, whatever else the machine does.
+SLOW_DISK = """
+import os, time
+real = os.pwrite
+def pwrite(*arguments):
+    time.sleep(0.05)
+    return real(*arguments)
+os.pwrite = pwrite
+"""
 
 
 def test_interrupted_run_goes_on(tiny_source: Path, tmp_path: Path) -> None:
@@ -155,8 +177,8 @@ def test_interrupted_run_goes_on(tiny_source: Path, tmp_path: Path) -> None:
     place.mkdir()
     arguments = ["quantize", tiny_source, place / "out", "--samples", "4", "--seq-len", "64"]
     journal = place / ".out.partial" / "journal.jsonl"
-    # A slow disk: the signal finds the run at work, whatever else the machine does.
-    slow = environment(**on_disk(tmp_path / "slow", WRITE_SECONDS="0.05"))
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    slow = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]]))
     command = [sys.executable, "-m", "glm5_ascend", *arguments]
     run = interruptible(command, stderr=subprocess.PIPE, text=True, env=slow)
     while run.poll() is None and not (journal.is_file() and journal.read_text().count("\n") > 3):

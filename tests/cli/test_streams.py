@@ -15,7 +15,6 @@ import pytest
 
 from glm5_ascend.verify import verify
 from tests.support.command import environment
-from tests.support.tiny_model import write_calibration
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -47,16 +46,13 @@ def test_a_closed_error_output_leaves_the_json_alone() -> None:
     assert run.returncode == 2 and json.loads(run.stdout)["exit_code"] == 2
 
 
-@pytest.mark.parametrize(
-    ("gone", "extra"), [("disk", BUFFERED), ("disk", UNBUFFERED), ("terminal", {}), ("reader", {})]
-)
-def test_a_long_job_goes_on_unheard(gone: str, extra: dict[str, str], tiny_source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", ["disk", "terminal", "reader"])
+def test_a_long_job_goes_on_unheard(gone: str, tiny_source: Path, tmp_path: Path) -> None:
     """Its words go to a log on a full disk, a terminal that was closed, a pipe that nobody reads any more."""
-    calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
-    words = ["quantize", str(tiny_source), str(out), "--calib", str(calib), "--samples", "4", "--seq-len", "64"]
+    out = tmp_path / "out"
     with unheard(gone) as stream:
-        command = [sys.executable, "-m", "glm5_ascend", *words]
-        run = subprocess.run(command, stderr=stream, check=False, env=environment(**extra), timeout=300)
+        command = [sys.executable, "-m", "glm5_ascend", "quantize", str(tiny_source), str(out), "--recipe", "rtn-w4a8"]
+        run = subprocess.run(command, stderr=stream, check=False, env=environment(), timeout=300)
     assert run.returncode == 0 and verify(out).ok
 
 

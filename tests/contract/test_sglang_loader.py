@@ -88,7 +88,7 @@ def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pyte
 def test_every_parameter_holds_what_the_file_means(
     case: str, checkpoints: dict[str, Path], results: dict[str, Path]
 ) -> None:
-    """As it came from the file, bit for bit."""
+    """Bit for bit what came from the file."""
     loaded = models(require(results[case]), checkpoints[case])
     used: set[str] = set()
     for name, model in loaded.items():

@@ -46,7 +46,7 @@ def test_every_tensor_is_there(folder: Path) -> None:
 
 
 def test_model_and_mtp_layer_answer_held_out_questions(folder: Path, model: Any, tokenizer: Any) -> None:
-    questions = held_out.held_out_questions(seed=11, n=28)
+    questions = held_out.held_out_questions(seed=11, n=14)
     prompts = evaluate.prompts_of(tokenizer, questions)
     answers = evaluate.greedy_tokens(model, prompts)
     texts = [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,18 +26,11 @@ from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
 from glm5_ascend.plan.result import Plan
+from tests.support.command import environment
+from tests.support.fork_server import ForkServer
+from tests.support.server_process import ENGINE_ENVIRONMENT
 
 PLANS = 24
-#: vLLM 0.32 parses in a process of its own: importing it changes torch and logging for all tests.
-PARSE = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = make_arg_parser(FlexibleArgumentParser())
-for name, argv in json.load(sys.stdin).items():
-    parser.error = lambda message: sys.exit(f"{name}: {message}")
-    print(name, parser.parse_args(argv[2:]).model_tag)
-"""
 #: What a launcher fills in.
 WORDS = {
     "+LOCAL": "", "+ENGINE": "", "+256*ENGINE": "", "$((": "", "))": "", "$ENGINE": "0", "$NODE": "0", "$RANK": "0",
@@ -154,12 +146,13 @@ def profile_commands() -> dict[str, list[str]]:
     return commands
 
 
-def test_vllm_takes_every_line(plans: list[Plan]) -> None:
+def test_vllm_takes_every_line(plans: list[Plan], vllm_forks: ForkServer, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     asked = {f"{n}-{i}": words for n, one in enumerate(plans) for i, words in enumerate(_commands(one))}
     asked |= profile_commands()
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, check=False
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    done = vllm_forks.run(
+        "tests.deploy.support.vllm_parser:main", [str(tmp_path / "asked.json")], environment(**ENGINE_ENVIRONMENT)
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [f"{name} {words[2]}" for name, words in asked.items()]

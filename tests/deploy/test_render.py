@@ -51,9 +51,9 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
             engine = tmp_path / "bin" / name
             engine.write_text(RECORDER)
             engine.chmod(0o755)
-        place = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0", "STORE": "10.0.0.1"}
+        variables = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0", "STORE": "10.0.0.1"}
         path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECORD": str(record)}
-        env = {**path, **place, "OPEN": "1", **environ}
+        env = {**path, **variables, "OPEN": "1", **environ}
         if role.per_rank:
             env["STAY"] = str(role.local_ranks)
         script = folder / f"serve-{role.name}.sh"
@@ -88,7 +88,7 @@ def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Pa
     profile = load("a3-single-w4a8")
     flags = ("--max-num-seqs", "2")
     mapped = Path("/proc/self/maps").read_text().splitlines()
-    library = next(line.split()[-1] for line in mapped if "/libm" in line)  # any, in jemalloc's place
+    library = next(line.split()[-1] for line in mapped if "/libm" in line)  # any, in the place of jemalloc
     places = {"CANN": str(tmp_path / "cann"), "JEMALLOC": library, "LD_LIBRARY_PATH": "/a"}
     (call,) = started(profile, profile.role(None), 0, *flags, **places)
     expected = {"TOOLKIT": ":1", "COMPILER": "1", "ATB": "0"}

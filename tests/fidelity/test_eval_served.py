@@ -20,7 +20,7 @@ from tests.support.command import in_process
 from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.server
-WINDOW, WINDOWS = 128, 2
+WINDOW, WINDOWS = 96, 2
 
 
 @pytest.fixture(autouse=True)

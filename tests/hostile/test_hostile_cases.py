@@ -53,7 +53,7 @@ def check(selected: list[Case], folder: Path, source: Path) -> None:
 
 
 def test_some_of_each_kind(tmp_path: Path, tiny_source: Path) -> None:
-    check(cases()[::37], tmp_path, tiny_source)
+    check(cases()[::53], tmp_path, tiny_source)
 
 
 @pytest.mark.long

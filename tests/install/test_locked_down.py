@@ -38,7 +38,8 @@ def source(tiny_source: Path) -> Path:
 
 def test_quantize_verify_and_dry_run(memory: Path, source: Path) -> None:
     out = memory / "quantized"
-    commands = [["--version"], ["quantize", source, out], ["verify", out], ["serve", out, "--dry-run"]]
+    quantize = ["quantize", source, out, "--recipe", "rtn-w4a8"]
+    commands = [["--version"], quantize, ["verify", out], ["serve", out, "--dry-run"]]
     done = locked(commands, memory)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr and "ok: 0 errors" in done.stdout and "vllm_command serve" in done.stdout

@@ -41,7 +41,7 @@ def uv(indexes: Indexes, project: Path, *arguments: str) -> subprocess.Completed
 
 @pytest.mark.parametrize(
     ("version", "machine"),
-    [("3.11", "x86_64-manylinux_2_28"), ("3.13", "aarch64-manylinux_2_28"), ("3.12", "aarch64-apple-darwin")],
+    [("3.11", "x86_64-manylinux_2_28"), ("3.13", "aarch64-apple-darwin")],
 )
 def test_cpu_extra_resolves(indexes: Indexes, project: Path, version: str, machine: str) -> None:
     """On macOS everything but the server."""

@@ -50,13 +50,6 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def vllm_forks() -> ForkServer:
-    """A process that has imported vLLM with our plugin; forks of it run engines and probes."""
-    modules = ("vllm.entrypoints.llm", "tests.serve.support.engine", "tests.serve.support.layer_check")
-    return ForkServer(modules, environment(**ENGINE_ENVIRONMENT))
-
-
-@pytest.fixture(scope="session")
 def run_engine(tmp_path_factory: pytest.TempPathFactory, vllm_forks: ForkServer) -> Job:
     """Run an offline engine in a process of its own (see engine.py) and return its report."""
 

@@ -188,6 +188,6 @@ def test_a_real_server(server: str, tmp_path: Path) -> None:
     recorded = read_canaries(file)
     assert recorded.tokens_per_step > 1.5
     assert all(canary.answer and len(canary.logprobs) == len(canary.token_ids) > 5 for canary in recorded.canaries)
-    assert polled(server, file, 2).exit_code == 0
+    assert polled(server, file, 1).exit_code == 0
     with spoiled(FaultProxy(server, "noise")) as url:
         assert "wrong_answers" in polled(url, None, 1).findings

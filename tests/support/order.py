@@ -13,6 +13,7 @@ import pytest
 
 #: Files that share what is slow to start: "server" is the `server` fixture, "engine" a process that has imported vLLM.
 TOGETHER = {
+    "tests/deploy/test_plan_commands.py": "engine",
     "tests/serve/test_against_transformers.py": "engine",
     "tests/serve/test_c8_caches.py": "engine",
     "tests/serve/test_every_source.py": "engine",
@@ -28,29 +29,26 @@ TOGETHER = {
     "tests/serve/test_chat.py": "server",
     "tests/fidelity/test_eval_served.py": "server",
 }
-#: What takes longest (seconds here), so that it does not come last.
+#: What takes longest comes first, and the second server after the first one, whose compiled kernels it finds.
 LONGEST = (
     "tests/deploy/test_fleet.py",
-    "tests/deploy/test_accept.py",
-    "tests/deploy/test_render_monitoring.py",
+    "tests/hostile/test_hostile_cases.py",
     "tests/serve/test_api.py",
-    "tests/cli/test_demo.py",
-    "tests/serve/test_against_transformers.py",
-    "tests/proof/test_kernel_levels.py",
-    "tests/cli/test_bad_input.py",
-    "tests/verify/test_mutants.py",
-    "tests/deploy/test_render.py",
+    "tests/install/test_install_cpu.py",
     "tests/test_packaging.py",
+    "tests/deploy/test_render_kubernetes.py",
+    "tests/cli/test_bad_input.py",
+    "tests/serve/test_against_transformers.py",
+    "tests/cli/test_demo.py",
+    "tests/deploy/test_accept.py",
+    "tests/serve/test_long_prompt.py",
+    "tests/ops/test_isa_levels.py",
+    "tests/proof/test_kernel_levels.py",
     "tests/quantize/estimate/test_memory.py",
     "tests/demo_model/test_shipped.py",
-    "tests/quantize/run/test_device.py",
-    "tests/fidelity/test_readme_fidelity.py",
     "tests/install/test_locked_down.py",
-    "tests/install/test_install_cpu.py",
     "tests/deploy/test_check_scripts.py",
-    "tests/deploy/test_plan_commands.py",
-    "tests/test_docs_commands.py",
-    "tests/cli/test_output.py",
+    "tests/install/test_kernel_cache.py",
 )
 
 
@@ -60,8 +58,8 @@ def file_of(nodeid: str) -> str:
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort by file; the order within a file stays."""
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(file_of(item.nodeid), len(place)))
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(file_of(item.nodeid), len(rank)))
 
 
 def shuffle(items: list[pytest.Item], seed: int) -> None:

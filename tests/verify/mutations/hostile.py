@@ -74,7 +74,7 @@ def linked_root(ck: Checkpoint, outside: Path) -> str:
 @case
 def deep_directories(ck: Checkpoint, outside: Path) -> str:
     here = os.open(ck.directory, os.O_RDONLY)
-    for _ in range(1200):
+    for _ in range(1050):
         os.mkdir("a", dir_fd=here)
         here, old = os.open("a", os.O_RDONLY, dir_fd=here), here
         os.close(old)
