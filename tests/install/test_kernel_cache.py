@@ -57,7 +57,7 @@ def test_kernels_are_compiled_once_per_folder(writable: bool, tmp_path: Path) ->
             ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"], capture_output=True, text=True, cwd=ROOT,
             check=True, timeout=300, env=environment(**variables), stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        outputs.append(done.stdout.split("\r\n")[-2])
+        outputs.append(done.stdout.splitlines()[-1])
         messages.append(done.stdout.count("compiling kernels for this processor, once"))
     assert outputs == ["True True", "False False" if writable else "True True"], done.stdout
     assert not writable or messages == [1, 0]

@@ -37,9 +37,9 @@ def test_missing_key(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in REQUIRED if key != "norm_topk_prob"])
-@pytest.mark.parametrize("value", [0, -1, "64", True, float("nan"), float("inf"), [1]])
-def test_impossible_value(key: str, value: object) -> None:
-    assert repr(value) in refused(key, tiny_config() | {key: value})
+def test_impossible_value(key: str) -> None:
+    for value in (0, -1, "64", True, float("nan"), float("inf"), [1]):
+        assert repr(value) in refused(key, tiny_config() | {key: value})
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def test_threads_are_reduced_to_fit_in_memory(tiny_source: Path, tmp_path: Path)
 
 def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
     few, many = (
-        predict(prepare(QuantizeOptions(tiny_source, tmp_path / "out", samples=samples, threads=1)))
+        predict(prepare(QuantizeOptions(tiny_source, tmp_path / "out", samples=samples, seq_len=32, threads=1)))
         for samples in (2, 2000)
     )
     assert few.activation_bytes * 1000 == many.activation_bytes
     assert few.peak_rss_bytes == many.peak_rss_bytes  # activations lie on disk
-    best = predict(prepare(QuantizeOptions(tiny_source, tmp_path / "best", "w4a8-best", samples=2, threads=1)))
+    best = predict(prepare(QuantizeOptions(tiny_source, tmp_path, "w4a8-best", samples=2, seq_len=32, threads=1)))
     assert few.seconds < best.seconds < many.seconds  # GPTQ prepares its inputs
     assert few.output_bytes < few.source_bytes
 
