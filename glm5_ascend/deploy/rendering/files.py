@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, scripts
+from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, recipe, scripts
 from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.errors import ConfigError, OutputError, shown
@@ -20,6 +20,7 @@ from glm5_ascend.options import StrPath, with_options
 TARGETS = {
     RenderTarget.shell: scripts.files,
     RenderTarget.compose: compose.files,
+    RenderTarget.recipe: recipe.files,
 }
 #: Targets that read a file of values.
 WITH_VALUES = {
