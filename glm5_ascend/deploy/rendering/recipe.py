@@ -19,7 +19,7 @@ MACHINES = {"a2": "Atlas 800T A2", "a3": "Atlas 800T A3"}
 #: Language -> key -> text.
 TEXTS = {
     "en": {
-        "description": "{model}, {precision} experts, {machine}: {title}. Weights are quantized on a CPU by glm5-ascend.",
+        "description": "{model}, {precision} experts, {machine}: {title}. Weights quantized on a CPU by glm5-ascend.",
         "overview": "{title}. Source of the settings: {source}. Status: {status}.",
         "quantize": "Quantize the bf16 or FP8 weights on any CPU, in bounded memory, and check the result:",
         "weights": "Download the source weights and quantize them",
