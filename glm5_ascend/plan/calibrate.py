@@ -1,8 +1,8 @@
 """`plan calibrate RUNS`: fit the constants to a user's own runs, starting from the public fit.
 
 A CSV has a row per run, with columns of data/baselines.yaml: model, quant, nodes, layout, workload, out_tok_s, and
-optionally ttft_ms, tpot_ms, cache, hardware. The JSON of `vllm bench serve`, AISBench or evalscope holds one run and no
-layout: model, quantization and layout come from the options.
+optionally ttft_ms, tpot_ms, cache, hardware. Results of `vllm bench serve`, AISBench, evalscope or SGLang's bench_serving
+have no layout: model, quantization and layout come from the options.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from glm5_ascend.errors import OutputError, PlanError, shown
-from glm5_ascend.files.untrusted import read_bytes, read_json
+from glm5_ascend.errors import OutputError, PlanError, shortened, shown
+from glm5_ascend.files.untrusted import parse_json, read_bytes
 from glm5_ascend.files.written import write_file
 from glm5_ascend.plan.constants import PRIORS, Constants, fit, fitted, to_vector
 from glm5_ascend.plan.evidence import Case, Row, errors, make_case, residuals, weights
@@ -28,7 +28,8 @@ from glm5_ascend.plan.hardware import Hardware, load_hardware
 _TRUST = 0.5
 #: A benchmark's result may list every request.
 _MAX_BYTES = 256 * 1024**2
-#: Names of a run's values in results: vllm bench serve, AISBench, evalscope.
+_FORMATS = "a CSV, or the result of vllm bench serve, AISBench, evalscope or SGLang's bench_serving (.json, .jsonl)"
+#: Names of a run's values in results: vllm bench serve and SGLang's bench_serving, AISBench, evalscope.
 _NAMES = {
     "requests": ("completed", "num_prompts", "Total Requests", "Success Requests", "Succeed requests"),
     "input": ("total_input_tokens", "Total Input Tokens", "Total input tokens"),
@@ -116,20 +117,54 @@ def _case(number: int, raw: Mapping[str, Any]) -> Case:
 
 
 def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
-    fix = "a CSV, or the result file of vllm bench serve, AISBench or evalscope"
-    if path.suffix != ".json":
-        try:
-            text = read_bytes(path, _MAX_BYTES, PlanError, fix).decode("utf-8")
-            return [dict(row) for row in csv.DictReader(text.splitlines())]
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise PlanError(f"calibrate {path}: cannot be read: {error}", fix) from None
-    result = read_json(path, max_bytes=_MAX_BYTES, error=PlanError, fix=fix)
-    if not isinstance(result, dict):
-        raise PlanError(f"calibrate {path}: not one object", fix)
     try:
-        return [{**setup, **_run(result)}]
+        text = read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig")
+        if text.lstrip()[:1] not in ("{", "["):
+            return [dict(row) for row in csv.DictReader(text.splitlines())]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
+    return [{**setup, **run} for run in _results(path, text)]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Runs of a benchmark's JSON or JSON lines: workload, out_tok_s, ttft_ms and tpot_ms (None: not in the file).
+
+    Raises:
+        PlanError: the file cannot be read, or a value is missing or wrong; names the file, the line and the key.
+    """
+    try:
+        return _results(path, read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
+
+
+def _results(path: Path, text: str) -> list[dict[str, Any]]:
+    """One object in the whole file, or one on each line, as SGLang's bench_serving appends them."""
+    lines = text.splitlines()
+    try:
+        documents = [(str(path), parse_json(text))]
     except ValueError as error:
-        raise PlanError(f"calibrate {path}: not a benchmark's result: {error}", fix) from None
+        if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
+            raise PlanError(f"{path}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
+        documents = [
+            (f"{path}, line {number}", _line(path, number, line)) for number, line in enumerate(lines, 1) if line
+        ]
+    runs = []
+    for name, result in documents:
+        if not isinstance(result, dict):
+            raise PlanError(f"{name}: not one object", _FORMATS)
+        try:
+            runs.append(_run(result))
+        except ValueError as error:
+            raise PlanError(f"{name}: not a benchmark's result: {error}", _FORMATS) from None
+    return runs
+
+
+def _line(path: Path, number: int, line: str) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise PlanError(f"{path}, line {number}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
 
 
 def _run(result: Mapping[str, Any]) -> dict[str, Any]:

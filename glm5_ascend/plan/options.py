@@ -94,7 +94,8 @@ class CalibrateOptions:
     """Options of `plan calibrate`."""
 
     runs: Annotated[
-        StrPath, Argument("RUNS", "A CSV, or the JSON of vllm bench serve, AISBench or evalscope of one run.")
+        StrPath,
+        Argument("RUNS", "A CSV, or results of vllm bench serve, AISBench, evalscope or SGLang's bench_serving."),
     ]
     _: KW_ONLY
     model: Annotated[str, Option("Of the JSON's run: model.", "NAME")] = "glm-5"

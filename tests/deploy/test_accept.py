@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.deploy.acceptance.measurements import run_load_test
 from glm5_ascend.deploy.acceptance.run import acceptance_of, run
-from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, OK, Acceptance, AcceptStep, StepResult
+from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, OK, WARNING, Acceptance, AcceptStep, StepResult
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import CheckFailedError, ConfigError
@@ -48,6 +50,25 @@ def test_profiles_of_several_servers_need_an_address(tiny_w4a8: Path) -> None:
     with pytest.raises(ConfigError, match="several servers"):
         acceptance_of(AcceptOptions(tiny_w4a8, profile="a3-pd"), "")
     acceptance_of(AcceptOptions(tiny_w4a8, profile="a3-pd", url="http://10.0.0.7:8000"), "")
+
+
+def test_the_result_of_another_tool_is_the_load(tiny_w4a8: Path, tmp_path: Path) -> None:
+    """Its figures are compared; for this small model there is no plan on 16 dies."""
+    result = {
+        "completed": 8, "total_input_tokens": 800, "total_output_tokens": 80, "max_concurrency": 2,
+        "output_throughput": 12.5, "mean_ttft_ms": 40.0,
+    }  # fmt: skip
+    (tmp_path / "run.jsonl").write_text(json.dumps(result) + "\n")
+    options = AcceptOptions(
+        tiny_w4a8, profile="a3-single-w4a8", url="http://10.0.0.7:8000", results=tmp_path / "run.jsonl"
+    )
+    acceptance = acceptance_of(options, "")
+    assert acceptance.load == "in=100,out=10,requests=8,concurrency=2"
+    step = run_load_test(acceptance)
+    assert step.figures == {"measured": {"output_tokens_per_s": 12.5, "ttft_ms": 40.0}}
+    assert step.status == WARNING and step.verdict.startswith("12.5 tokens/s; no plan: ")
+    with pytest.raises(ConfigError, match="--workload and --results"):
+        acceptance_of(replace(options, workload=LOAD), "")
 
 
 def test_without_an_npu(rotated_checkpoint: Path, tmp_path: Path) -> None:

@@ -81,9 +81,25 @@ def test_the_json_of_benchmarks_is_read(result: dict[str, object], ttft: float |
     assert case.row.out_tok_s == 1200.0 and case.row.ttft_ms == ttft
 
 
+def test_lines_of_sglang_are_runs(tmp_path: Path) -> None:
+    """bench_serving appends a line per run; a file of one line is read the same whatever its name is."""
+    lines = [json.dumps(VLLM | {"output_throughput": speed, "backend": "sglang"}) for speed in (800.0, 900.0)]
+    for name, text in (
+        ("runs.jsonl", "\n".join(lines) + "\n"),
+        ("run.jsonl", lines[0]),
+        ("run.txt", "\ufeff" + lines[0]),
+    ):
+        (tmp_path / name).write_text(text)
+        speeds = [case.row.out_tok_s for case in calibrate(tmp_path / name, "a3", SETUP).cases]
+        assert speeds == [800.0, 900.0][: len(speeds)] and len(speeds) == max(1, text.count("\n"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "word"),
     [
+        ("a.jsonl", json.dumps(VLLM) + "\n{", "line 2: not valid JSON"),
+        ("a.jsonl", json.dumps(VLLM) + "\n{}", "line 2: not a benchmark's result"),
+        ("a.jsonl", "", "no rows"),
         ("a.csv", "model,quant\nglm-5,w8a8\n", "row 1"),
         ("a.csv", "", "no rows"),
         ("a.json", "[1]", "not one object"),

@@ -93,25 +93,28 @@ def predict(acceptance: Acceptance) -> StepResult:
 
 def run_load_test(acceptance: Acceptance) -> StepResult:
     """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
-    workload = parse_workload(acceptance.load)
-    concurrency = max(1, round(workload.concurrency))
-    result = run_load(
-        acceptance.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
-    )
-    if result.failed:
-        return StepResult(
-            FAILED,
-            f"{result.failed} of {result.requests} requests failed: {result.error}",
-            {"measured": result.to_dict()},
+    per_step = None
+    if acceptance.run is not None:
+        names = {"out_tok_s": "output_tokens_per_s", "tpot_ms": "tpot_ms", "ttft_ms": "ttft_ms"}
+        measured = {name: acceptance.run[key] for key, name in names.items() if acceptance.run[key] is not None}
+    else:
+        workload = parse_workload(acceptance.load)
+        concurrency = max(1, round(workload.concurrency))
+        result = run_load(
+            acceptance.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
         )
-    figures: dict[str, Any] = {"measured": result.to_dict()}
+        measured, per_step = result.to_dict(), result.per_step
+        if result.failed:
+            problem = f"{result.failed} of {result.requests} requests failed: {result.error}"
+            return StepResult(FAILED, problem, {"measured": measured})
+    figures: dict[str, Any] = {"measured": measured}
     try:
-        planned = _planned(acceptance, result.per_step)
+        planned = _planned(acceptance, per_step)
     except Glm5Error as error:
-        return StepResult(WARNING, f"{result.output_tokens_per_s:.1f} tokens/s; no plan: {error.message}", figures)
+        return StepResult(WARNING, f"{measured['output_tokens_per_s']:.1f} tokens/s; no plan: {error.message}", figures)
     outside, parts = [], []
-    for name in FIGURES:
-        value, predicted = figures["measured"][name], planned[name]
+    for name in (name for name in FIGURES if name in measured):
+        value, predicted = measured[name], planned[name]
         parts.append(
             f"{name} {value:.4g} (plan {predicted['value']:.4g} [{predicted['low']:.4g}-{predicted['high']:.4g}])"
         )

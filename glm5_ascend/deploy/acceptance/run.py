@@ -20,6 +20,7 @@ from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, Glm5Error, MissingEnvironmentError, OutputError
 from glm5_ascend.files.written import write_file
+from glm5_ascend.plan.calibrate import read_results
 from glm5_ascend.plan.workload import parse_workload
 from glm5_ascend.report.header import make_header
 from glm5_ascend.serve.activation import on_ascend
@@ -77,7 +78,10 @@ def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
         simulate=options.simulate_npu,
         against=None if options.against is None else Path(options.against),
         workload=options.workload,
+        run=None if options.results is None else read_results(Path(options.results))[-1],
     )
+    if acceptance.run is not None and options.workload is not None:
+        raise ConfigError("--workload and --results: the result says the workload", "leave --workload out")
     roles, elsewhere = list(profile.roles.values()), acceptance.url or acceptance.simulate
     if not elsewhere and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
         raise ConfigError(

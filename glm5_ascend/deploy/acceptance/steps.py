@@ -32,6 +32,7 @@ class Acceptance:
         simulate: the profile needs an NPU, and this machine has none.
         against: reference checkpoint of the evaluation; None: the checkpoint itself.
         workload: of the load test, as `plan --workload`; None: a usual one.
+        run: figures of a load test that another tool made (`read_results`); None: this command makes one.
         windows, window: number and tokens of the windows of the evaluation.
         client: of the server while it runs.
     """
@@ -45,6 +46,7 @@ class Acceptance:
     simulate: bool = False
     against: Path | None = None
     workload: str | None = None
+    run: dict[str, Any] | None = None
     windows: int = 8
     window: int = 256
     client: Client | None = None
@@ -56,6 +58,8 @@ class Acceptance:
     @property
     def load(self) -> str:
         """The workload of the load test."""
+        if self.run is not None:
+            return str(self.run["workload"])
         return self.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
 
     @property
