@@ -1,8 +1,8 @@
 """`plan calibrate RUNS`: fit the constants to a user's own runs, starting from the public fit.
 
 A CSV has a row per run, with columns of data/baselines.yaml: model, quant, nodes, layout, workload, out_tok_s, and
-optionally ttft_ms, tpot_ms, cache, hardware. Results of `vllm bench serve`, AISBench, evalscope or bench_serving (SGLang)
-have no layout: model, quantization and layout come from the options.
+optionally ttft_ms, tpot_ms, cache, hardware. A result of `vllm bench serve`, AISBench, evalscope or SGLang's
+bench_serving has no layout: model, quantization and layout come from the options.
 """
 
 from __future__ import annotations
