@@ -154,7 +154,8 @@ def test_the_command_writes_every_target_once(tmp_path: Path) -> None:
         arguments = ["deploy", "render", "--profile", "a3-pd", "--to", target, "--out", str(tmp_path / target)]
         assert run(arguments) == 0
         assert run(arguments) == 2  # the folder is no longer empty
-        assert (tmp_path / target / "proxy.sh").is_file()
+        name = "models/zh/THUDM/a3-pd.yaml" if target == "recipe" else "proxy.sh"
+        assert (tmp_path / target / name).is_file()
     assert os.access(tmp_path / "shell" / "serve-decode.sh", os.X_OK)
 
 
