@@ -8,7 +8,7 @@ begins with cold caches, as a layer of a model does. `ratio` is reference / comp
 compiled with one thread / with all, `roofline` the share of what this machine could do with one thread: bytes over the
 rate at which it reads, or operations over torch's best rate for such products at any shape, whichever takes longer;
 `checks` the share of the op that the checks of its operands take. Baselines are plain torch in fp32 with weights
-converted before.
+converted before; of packed experts the compiled version on one byte per code.
 
 `--features` measures the code of an older CPU; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
 the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
@@ -40,6 +40,7 @@ from tools.ops_cases import (
     attention,
     experts,
     indexer,
+    packed_experts,
     preprocess,
     product,
 )
@@ -203,6 +204,8 @@ def main() -> int:
                 ("sparse_flash_attention", lambda r=requests, t=tokens, c=context: attention(r, t, c)),  # type: ignore[misc]
             ]
     makers += [("w4a8_moe", lambda: experts(8))]
+    for tokens in (1, 8, 64, 512):
+        makers += [("w4a8_moe", lambda t=tokens: packed_experts(t))]  # type: ignore[misc]
     for tokens in (8, 256):
         makers += [("int8_linear", lambda t=tokens: product(t, Q_LORA + RANK + ROPE, HIDDEN))]  # type: ignore[misc]
     rows = []

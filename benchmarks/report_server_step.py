@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 [--requests 8] [--length 256] [--top 15]
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 --prefill
 
-The engine runs in this process, without HTTP. Steps are timed first, then profiled by Python's profiler, which adds its
+The engine runs in this process, without HTTP. The time and the memory of loading are printed first. Steps are timed first, then profiled by Python's profiler, which adds its
 own time to every call: shares of code with many calls are too large. --prefill: the steps until every request has its
 first token, together. Checked: every request gets its tokens, the same ones in both passes.
 """
@@ -55,12 +55,34 @@ def compiled_functions() -> set[str]:
     return {name for module in modules for name, value in vars(module).items() if hasattr(value, "inspect_asm")}
 
 
+def resident() -> str:
+    """Memory of this process, of its own and of mapped files."""
+    rows = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    own, files = (int(rows[name].split()[0]) / 1e6 for name in ("RssAnon", "RssFile"))
+    return f"{own + files:.2f} GB resident: {own:.2f} of its own, {files:.2f} of files"
+
+
+def say_how_weights_load() -> None:
+    """Print the time and the memory after vLLM has loaded a model."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    load = CPUModelRunner.load_model
+
+    def timed(*arguments: Any, **keywords: Any) -> None:
+        began, before = time.perf_counter(), resident()
+        load(*arguments, **keywords)
+        print(f"weights loaded in {time.perf_counter() - began:.2f} s; {resident()}; before: {before}", flush=True)
+
+    CPUModelRunner.load_model = timed
+
+
 def engine(directory: Path, requests: int) -> Any:
     for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees this process only
     from vllm import LLM
 
+    say_how_weights_load()
     quantized = (directory / "quant_model_description.json").is_file()
     return LLM(
         model=str(directory), quantization="ascend" if quantized else None, max_model_len=2048, max_num_seqs=requests,
@@ -103,6 +125,7 @@ def main() -> int:
     text = (Path(__file__).parents[1] / "LICENSE").read_bytes() * (1 + args.requests * args.length // 10000)
     prompts = [list(text[i * args.length : (i + 1) * args.length]) for i in range(args.requests)]
     running, profile = engine(args.directory, args.requests), cProfile.Profile()
+    print(f"ready; {resident()}")
     counts: Profile = (None, profile) if args.prefill else (profile, None)
     run(running, "warm", prompts, args.new_tokens, (None, None))
     prefill, seconds, tokens = run(running, "timed", prompts, args.new_tokens, (None, None))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from glm5_kernels import registry
-from glm5_kernels.ops import PER_TOKEN, LinearWeights, PagedBatch
+from glm5_kernels.ops import PER_TOKEN, ExpertWeights, LinearWeights, PagedBatch
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
@@ -137,17 +137,25 @@ def preprocess(tokens: int) -> Case:
     return Case("mla_preprocess", f"W8A8_DYNAMIC T={tokens}", operands, relative, 1e-2, bytes_read, work, plain)
 
 
-def experts(tokens: int) -> Case:
-    """8 of 24 experts of GLM-5's size per token."""
-    selected = torch.stack([torch.randperm(EXPERTS)[:8] for _ in range(tokens)])
+def expert_operands(tokens: int, experts: int) -> tuple[Any, ...]:
+    """Packed INT4 experts of GLM-5's size, of which each token takes 8."""
     x, weights = torch.randn(tokens, HIDDEN), torch.rand(tokens, 8)
-    w13 = torch.randint(-8, 8, (EXPERTS, 2 * PER_EXPERT, HIDDEN), dtype=torch.int8)
-    w2 = torch.randint(-8, 8, (EXPERTS, HIDDEN, PER_EXPERT), dtype=torch.int8)
-    scales = torch.rand(EXPERTS, 2 * PER_EXPERT) * 1e-2, torch.rand(EXPERTS, HIDDEN) * 1e-2
-    operands = x, weights, selected, w13, scales[0], w2, scales[1]
+    ids = torch.stack([torch.randperm(experts)[:8] for _ in range(tokens)])
+    w13, w2 = (
+        ExpertWeights(torch.randint(0, 256, shape, dtype=torch.uint8).unbind())
+        for shape in ((2 * experts, PER_EXPERT // 2, HIDDEN), (experts, HIDDEN // 2, PER_EXPERT))
+    )
+    scales = torch.rand(experts, 2 * PER_EXPERT) * 1e-2, torch.rand(experts, HIDDEN) * 1e-2
+    return x, weights, ids, w13, scales[0], w2, scales[1]
+
+
+def experts(tokens: int) -> Case:
+    """8 of 24 experts per token, against fp32."""
+    operands = expert_operands(tokens, EXPERTS)
+    x, weights, selected, w13, s13, w2, s2 = operands
     used = sorted(set(selected.flatten().tolist()))
-    wide = {e: w13[e] * scales[0][e, :, None] for e in used}
-    narrow = {e: w2[e] * scales[1][e, :, None] for e in used}
+    wide = {e: torch.cat([w13.codes(2 * e), w13.codes(2 * e + 1)]) * s13[e, :, None] for e in used}
+    narrow = {e: w2.codes(e) * s2[e, :, None] for e in used}
     routed = {e: torch.where(selected == e) for e in used}
 
     def plain() -> torch.Tensor:
@@ -159,9 +167,22 @@ def experts(tokens: int) -> Case:
             out.index_add_(0, token, y * weights[token, slot, None])
         return out
 
-    size = 3.0 * PER_EXPERT * HIDDEN
-    work = [(2 * size * 8 * tokens, INTEGERS)]
-    return Case("w4a8_moe", f"{tokens} tokens", operands, relative, 1e-5, size * len(used), work, plain)
+    return _expert_case(f"{tokens} tokens", operands, plain)
+
+
+def packed_experts(tokens: int) -> Case:
+    """8 of 32 experts per token, against the same weights as one byte per code."""
+    operands = expert_operands(tokens, 32)
+    *routed, w13, s13, w2, s2 = operands
+    bytes13, bytes2 = (ExpertWeights([w.codes(number) for number in range(len(w.blocks))]) for w in (w13, w2))
+    plain = lambda: registry.load("w4a8_moe", "cpu")(*routed, bytes13, s13, bytes2, s2)  # noqa: E731
+    return _expert_case(f"{tokens} tokens, packed", operands, plain)
+
+
+def _expert_case(shape: str, operands: tuple[Any, ...], plain: Callable[[], Any]) -> Case:
+    selected, size = operands[2], 3.0 * PER_EXPERT * HIDDEN
+    work, used = [(2 * size * selected.numel(), INTEGERS)], len(selected.unique())
+    return Case("w4a8_moe", shape, operands, relative, 1e-5, size / 2 * used, work, plain)
 
 
 def product(tokens: int, n: int, k: int) -> Case:

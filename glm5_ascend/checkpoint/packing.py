@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from glm5_kernels.ops import unpack_int4 as unpack_int4
+
 #: Largest MoE tensor-parallel size the format supports: down_proj's scale_bias has this many partial sums per row.
 DOWN_PROJ_PARTIAL_SUMS = 16
-
-
-def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Packed int8 [N/2, K] -> int8 [N, K], -8..7; a byte has an even row in its low nibble, the next in its high."""
-    low = (packed << 4) >> 4  # arithmetic shifts on int8 keep the sign
-    high = packed >> 4
-    return torch.stack([low, high], dim=1).reshape(packed.shape[0] * 2, packed.shape[1])
 
 
 def scale_bias(q: torch.Tensor, weight_scale: torch.Tensor, partial_sums: int = 1) -> torch.Tensor:

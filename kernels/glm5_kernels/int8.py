@@ -83,6 +83,12 @@ def int8_matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (a.double() @ w.double().t()).to(torch.int32)
 
 
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Packed int8 [N/2, K] -> int8 [N, K], -8..7; a byte has an even row in its low half, the next in its high one."""
+    low = (packed << 4) >> 4  # arithmetic shifts on int8 keep the sign
+    return torch.stack([low, packed >> 4], dim=1).reshape(2 * packed.shape[0], packed.shape[1])
+
+
 def scale_back(y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """int32 [T, N] times the scales [T, 1] of its tokens, if any, and [N] of its rows -> [T, N] in `dtype`."""
     scaled = y.float() if x_scale is None else y.float() * x_scale

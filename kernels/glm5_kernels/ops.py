@@ -19,7 +19,7 @@ from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 from glm5_kernels.hadamard import Hadamard
 from glm5_kernels.indexer_preprocess import IndexerPreprocess
-from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token, unpack_int4
 from glm5_kernels.int8_linear import Int8Linear
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
@@ -30,15 +30,15 @@ from glm5_kernels.registry import choose, report
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.v_up_proj import VUpProj
-from glm5_kernels.w4a8_moe import W4a8Moe
+from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 __all__ = [
-    "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "KernelInputError", "KernelUnavailableError", "LinearWeights", "PagedBatch",
-    "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors", "gptq_round", "hadamard",
-    "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
-    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "report",
-    "round_rows", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "v_up_proj", "w4a8_moe",
+    "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
+    "LinearWeights", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors",
+    "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
+    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "report", "round_rows",
+    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "w4a8_moe",
     "widens_bf16", "write_rows",
 ]  # fmt: skip
 

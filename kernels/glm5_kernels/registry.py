@@ -189,9 +189,10 @@ def int8_products() -> tuple[str, str]:
         ImportError: numba is not installed; the references then run.
     """
     from glm5_kernels.compiled.int8_backends import BACKEND
+    from glm5_kernels.compiled.int8_product import MAX_TOKENS
 
     larger = BACKEND.library or "pieces of so many"
-    return BACKEND.description, f"up to {BACKEND.max_tokens} tokens; larger batches: {larger}"
+    return BACKEND.description, f"up to {MAX_TOKENS} tokens; larger batches: {larger}"
 
 
 def bf16_products() -> tuple[str, str]:

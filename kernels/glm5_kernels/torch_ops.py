@@ -2,8 +2,9 @@
 
 The arguments are the fields of the op's contract. A nested contract is passed as its fields, whose names begin with
 the name of the outer field: `batch` of the indexer becomes `batch_query_start_loc`, `batch_seq_lens` and
-`batch_block_table`. Each op is registered for all devices (PrivateUse1 is what torch calls an NPU) and has a fake
-implementation. `ops.<op>` calls the same code without torch's dispatcher, which costs about 10 us per call.
+`batch_block_table`. The weights of experts are a list of blocks. Each op is registered for all devices (PrivateUse1 is
+what torch calls an NPU) and has a fake implementation. `ops.<op>` calls the same code without torch's dispatcher,
+which costs about 10 us per call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from glm5_kernels import registry
 from glm5_kernels.contract import WRITTEN
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 NAMESPACE = "glm5_ascend"
 
@@ -56,6 +58,8 @@ def _arguments(contract: Any, prefix: str = "") -> Iterator[str]:
             kind, _, *marks = get_args(hint)
             written = f"({prefix}{name}!)" if WRITTEN in marks else ""
             yield f"Tensor{written}{'' if kind is Tensor else '?'} {prefix}{name}"
+        elif hint is ExpertWeights:
+            yield f"Tensor[] {prefix}{name}"
         elif hasattr(hint, "_fields"):
             yield from _arguments(hint, f"{name}_")
         else:
@@ -64,8 +68,13 @@ def _arguments(contract: Any, prefix: str = "") -> Iterator[str]:
 
 def operands(contract: Any, values: Iterator[Any]) -> Any:
     """The contract that the values of a call, in the order of the schema, belong to."""
-    hints = get_type_hints(contract).values()
-    return contract(*(operands(hint, values) if hasattr(hint, "_fields") else next(values) for hint in hints))
+
+    def field(hint: Any) -> Any:
+        if hint is ExpertWeights:
+            return ExpertWeights(next(values))
+        return operands(hint, values) if hasattr(hint, "_fields") else next(values)
+
+    return contract(*(field(hint) for hint in get_type_hints(contract).values()))
 
 
 def flat(fields: Any) -> Iterator[Any]:
@@ -74,7 +83,7 @@ def flat(fields: Any) -> Iterator[Any]:
         if hasattr(value, "_fields"):
             yield from flat(value)
         else:
-            yield value
+            yield list(value.blocks) if isinstance(value, ExpertWeights) else value
 
 
 def _register(op: str) -> None:

@@ -14,6 +14,7 @@ from glm5_kernels.contract import check
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.int8 import PER_TENSOR
 from glm5_kernels.parity.cases import cases
+from glm5_kernels.w4a8_moe import ExpertWeights
 from tests.support.command import ROOT
 
 Change = Callable[[Any], Any]
@@ -40,6 +41,9 @@ REFUSED: tuple[tuple[str, str, Change, str], ...] = (
     ("int8_linear", "w", lambda w: w._replace(quant_mode="int5"), "unknown quant mode 'int5'"),
     ("int8_linear", "w", lambda w: w._replace(quant_mode=PER_TENSOR), "needs scale, input_scale"),
     ("w4a8_moe", "topk_ids", lambda i: i + 8, "topk_ids names expert"),
+    ("w4a8_moe", "w13", lambda w: ExpertWeights(w.blocks[1:]), r"w13 is 15 x \[128, 192\], expected 16 x"),
+    ("w4a8_moe", "w2", lambda w: ExpertWeights([b.view(torch.int8) for b in w.blocks]), r"w2 is 8 x \[96, 128\], "),
+    ("w4a8_moe", "w2_scale", lambda s: s[:, 1:], "w2_scale has shape"),
     ("hadamard", "weight", lambda w: w[:5], "hadamard of size 5"),
     ("hadamard", "weight", lambda w: w[:3], "no Hadamard matrix of size 3"),
     ("ssz_scale", "weight", lambda w: w[:, :0], "at least one column"),
@@ -61,6 +65,21 @@ def test_operands_that_do_not_fit(op: str, field: str, change: Change, words: st
     check(operands)
     with pytest.raises(KernelInputError, match=words):
         check(operands._replace(**{field: change(getattr(operands, field))}))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([], "no weights"),
+        ([torch.zeros(4, 64)], "torch.float32"),
+        ([torch.zeros(64, 4, dtype=torch.int8).t()], "strides"),
+        ([torch.zeros(4, 64, dtype=torch.int8), torch.zeros(4, 64, dtype=torch.uint8)], "block 1"),
+        ([torch.zeros(4, 64, dtype=torch.int8), torch.zeros(4, 128, dtype=torch.int8)[:, :64]], "block 1"),
+    ],
+)
+def test_expert_weights_that_do_not_fit(blocks: list[torch.Tensor], words: str) -> None:
+    with pytest.raises(KernelInputError, match=words):
+        ExpertWeights(blocks)
 
 
 def test_a_query_without_heads() -> None:

@@ -59,19 +59,38 @@ def test_leading_dimensions_and_dtype_are_kept(leading: tuple[int, ...], rows: i
     assert y.shape == (*leading, rows) and y.dtype == dtype and not y.any()
 
 
+def unpacked(block: torch.Tensor) -> torch.Tensor:
+    """INT4 codes, the naive way: an even row is the low half of a byte, the next one the high half, both signed."""
+    rows = [(block.long() >> shift & 15).add(8).remainder(16).sub(8) for shift in (0, 4)]
+    return torch.stack(rows, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("sizes", [(128, 64), (32, 16)])
 @pytest.mark.parametrize("tokens", [0, 3, 50])
-def test_experts_are_exact(tokens: int) -> None:
-    """INT4 codes of five experts, one of which gets no token; -1 is an expert of another rank."""
-    hidden, width = 32, 16
-    w13, w2 = (torch.randint(-8, 8, (5, *shape), dtype=torch.int8) for shape in ((2 * width, hidden), (hidden, width)))
+def test_experts_are_exact(tokens: int, sizes: tuple[int, int], packed: bool) -> None:
+    """Five experts, one of which gets no token; -1 is an expert of another rank."""
+    hidden, width = sizes
+    shapes, limits, dtype = ((10, width, hidden), (5, hidden, width)), (-128, 128), torch.int8
+    if packed:
+        shapes, limits, dtype = ((10, width // 2, hidden), (5, hidden // 2, width)), (0, 256), torch.uint8
+    w13, w2 = (torch.randint(*limits, shape, dtype=dtype).unbind() for shape in shapes)
     s13, s2 = torch.rand(5, 2 * width) * 0.05, torch.rand(5, hidden) * 0.05
     x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 2)
     ids = torch.randint(-1, 4, (tokens, 2))
     ids[1:2] = -1
     want = torch.zeros(tokens, hidden)
+    codes = [[unpacked(block) if packed else block for block in blocks] for blocks in (w13, w2)]
     for t in range(tokens):
         for weight, e in zip(weights[t].tolist(), ids[t].tolist(), strict=True):
             if e >= 0:
-                gate, up = dynamic(x[t : t + 1], w13[e], s13[e]).chunk(2, -1)
-                want[t] += dynamic(torch.nn.functional.silu(gate) * up, w2[e], s2[e])[0] * weight
-    torch.testing.assert_close(ops.w4a8_moe(x, weights, ids, w13, s13, w2, s2), want, atol=1e-6, rtol=1e-6)
+                rows = torch.cat(codes[0][2 * e : 2 * e + 2])
+                gate, up = dynamic(x[t : t + 1], rows, s13[e]).chunk(2, -1)
+                want[t] += dynamic(torch.nn.functional.silu(gate) * up, codes[1][e], s2[e])[0] * weight
+    got = ops.w4a8_moe(x, weights, ids, ops.ExpertWeights(w13), s13, ops.ExpertWeights(w2), s2)
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+
+
+def test_every_byte_is_two_codes() -> None:
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(ops.unpack_int4(every.view(1, 256).view(torch.int8)), unpacked(every[None]).to(torch.int8))

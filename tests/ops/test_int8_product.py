@@ -8,8 +8,10 @@ import torch
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_product
-from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, takes_weight
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, Matrix
+from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
 
@@ -70,14 +72,31 @@ def test_rows_that_end_within_a_step(mode: str, k: int) -> None:
         assert torch.equal(apply_linear(x, padded, torch.float32), expected)
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 21])
+def test_every_code_in_every_place(tokens: int) -> None:
+    """Packed INT4 times the rows of an identity, which pick columns, and extreme rows; all bytes in each column."""
+    columns = 64
+    w = torch.arange(256, dtype=torch.uint8)[:, None] + torch.arange(columns, dtype=torch.uint8)  # wraps around
+    codes = int8.unpack_int4(w.view(torch.int8))
+    for rows in (torch.eye(columns, dtype=torch.int8), torch.full((tokens, columns), -128, dtype=torch.int8)):
+        for x in rows.split(tokens):
+            padded = int8_product.empty_codes(int8_product.padded_tokens(len(x)), columns)
+            padded[:], padded[: len(x)] = 0, x.numpy()
+            out = np.zeros((len(padded), len(codes)), np.int32) - INT4_ZERO * padded.sum(1, np.int32)[:, None]
+            int8_product.multiply_rows(padded, Matrix(w.data_ptr(), columns), True, 0, len(codes), out)
+            assert torch.equal(torch.from_numpy(out[: len(x)]), int8.int8_matmul(x, codes))
+
+
 @pytest.mark.usefixtures("threads")
-def test_groups_of_rows() -> None:
-    """Five groups: one is empty, one has a single row, one more than a tile."""
-    x, scale = torch.randn(9, 128), torch.rand(5, 272)
-    weight = torch.randint(-8, 8, (5, 300, 128), dtype=torch.int8)[:, :272]  # with a gap between two groups
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_groups_of_rows(dtype: torch.dtype) -> None:
+    """Five groups of two blocks each: one is empty, one has a single row, one more than a tile; rows for two tasks."""
+    x, scale, rows = torch.randn(9, 128), torch.rand(5, 2 * 272), 272 // (2 if dtype is torch.uint8 else 1)
+    weights = ExpertWeights(torch.randint(0, 127, (10, rows + 3, 192), dtype=dtype)[:, :rows, :128].unbind())
     groups = Groups(np.array([4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0]), np.array([0, 1, 1, 10, 11, 12]))
-    product = grouped_product(x, groups, weight, scale, torch.float32)
+    product = grouped_product(quantized(x), groups, of_experts(weights, scale), torch.float32)
     for group in range(5):
-        rows = slice(groups.starts[group], groups.starts[group + 1])
-        linear = int8.LinearWeights(weight[group], int8.PER_TOKEN, scale[group])
-        assert torch.equal(product[rows], int8.apply_linear(x[groups.rows[rows]], linear, torch.float32))
+        tokens = slice(groups.starts[group], groups.starts[group + 1])
+        codes = torch.cat([weights.codes(2 * group), weights.codes(2 * group + 1)])
+        linear = int8.LinearWeights(codes, int8.PER_TOKEN, scale[group])
+        assert torch.equal(product[tokens], int8.apply_linear(x[groups.rows[tokens]], linear, torch.float32))

@@ -5,10 +5,11 @@ The same numbers as `int8`'s plain versions, bit for bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import int64
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from glm5_kernels.compiled.int8_product import has_padding
 from glm5_kernels.compiled.int8_quantize import FLOATS, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, load_row_as_fp32, prefetch, row_address, turn
-from glm5_kernels.compiled.simd import FP32, STEP, aligned_fp32
+from glm5_kernels.compiled.simd import FP32, I8, STEP, Lanes, aligned_fp32, i64_const, intrinsic
 from glm5_kernels.compiled.threads import run_ranges
 
 #: Bytes of a tile's row, and columns of a product's step.
@@ -41,13 +42,14 @@ class Codes(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """n rows of k int8 from `base` on, `pitch` bytes apart; k a multiple of 64.
+    """n rows of k int8 from `base` on, `pitch` bytes apart, or packed pairs of rows of INT4; k a multiple of 64.
 
     scales: address of fp32 [n]. bias: int32 [n] or [].
     """
 
     base: int
     pitch: int
+    packed: bool
     n: int
     k: int
     scales: int
@@ -68,10 +70,14 @@ class Buffers(NamedTuple):
 
 
 def takes(weight: torch.Tensor, dtype: torch.dtype, available: bool = AMX_INT8) -> bool:
-    """True if `multiply` is the fastest product for weight int8 [N, K] and results in `dtype`."""
-    n, k = weight.shape
+    """True if `multiply` is the fastest product for a weight and results in `dtype`."""
+    n, k = _rows(weight), weight.shape[1]
     whole = not n % SIDE and weight.stride(1) == 1 and (not k % _BYTES or has_padding(weight))
     return available and dtype in FLOATS and whole
+
+
+def _rows(weight: torch.Tensor) -> int:
+    return len(weight) * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def multiply(
@@ -86,11 +92,12 @@ def multiply(
 
     Args:
         codes: int8. factors: fp32 [T, 1], or None for 1.
-        weight: int8, rows without gaps in them, N a multiple of 32; K of 64, or with padding after the last row.
+        weight: int8 [N, K] or packed INT4, uint8 [N/2, K]; rows without gaps in them, N a multiple of 32; K of 64, or
+            with padding after the last row.
         scale: fp32 [N].
         bias: int32 [N].
     """
-    tokens, n, threads = len(codes), len(weight), torch.get_num_threads()
+    tokens, n, threads = len(codes), _rows(weight), torch.get_num_threads()
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % _BYTES, 0, -tokens % SIDE)).contiguous()
     scale, out = scale.float().contiguous(), torch.empty(tokens, n, dtype=dtype)
     factors = torch.ones(tokens) if factors is None else factors.reshape(tokens)
@@ -98,7 +105,8 @@ def multiply(
     blocks = -(-tokens // _TOKENS)
     parts = 1 if threads == 1 else min(n // SIDE, -(-_TASKS_PER_THREAD * threads // max(blocks, 1)))
     source = Codes(codes.data_ptr(), tokens, factors.numpy())
-    matrix = Weight(weight.data_ptr(), weight.stride(0), n, codes.shape[1], scale.data_ptr(), added)
+    packed = weight.dtype == torch.uint8
+    matrix = Weight(weight.data_ptr(), weight.stride(0), packed, n, codes.shape[1], scale.data_ptr(), added)
     k = min(_TOKENS, len(codes)) * codes.shape[1]
 
     def run(first: int, last: int) -> None:
@@ -149,20 +157,42 @@ def _multiply_panel(weight: Weight, row: int, column: int, tokens: int, buffers:
     """
     k, width, panel = weight.k, min(_COLUMNS, weight.k - column), buffers.panel.ctypes.data
     packed, sums = buffers.packed.ctypes.data, buffers.sums.ctypes.data
-    start, fresh = weight.base + weight.pitch * row, int64(column == 0 and len(weight.bias) == 0)
-    for r in range(SIDE):
-        load_row_as_fp32(start + weight.pitch * r + column, width // 4, FP32, panel + _PANEL_PITCH * r, STEP)
-    next_panel = start + (column + width if column + width < k else weight.pitch * SIDE)
-    rows_per_product = -(-SIDE * SIDE // tokens)
+    fresh, lines = int64(column == 0 and len(weight.bias) == 0), SIDE // 2 if weight.packed else SIDE
+    start = weight.base + weight.pitch * (row * lines // SIDE)  # `lines` rows in memory hold the 32
+    for line in range(lines):
+        source, target = start + weight.pitch * line + column, panel + _PANEL_PITCH * (line * SIDE // lines)
+        if weight.packed:
+            _unpack(source, width, target, target + _PANEL_PITCH)
+        else:
+            load_row_as_fp32(source, width // 4, FP32, target, STEP)
+    next_panel = start + (column + width if column + width < k else weight.pitch * lines)
+    lines_per_product = -(-lines * SIDE // tokens)
     for token in range(0, tokens, SIDE):
-        requested = rows_per_product * token // SIDE
-        for r in range(requested, min(requested + rows_per_product, SIDE)):
-            prefetch(next_panel + weight.pitch * r, _COLUMNS)
+        requested = lines_per_product * token // SIDE
+        for line in range(requested, min(requested + lines_per_product, lines)):
+            prefetch(next_panel + weight.pitch * line, _COLUMNS)
         amx.multiply_integers(
             LeftAt(panel, _PANEL_PITCH, TILE * _PANEL_PITCH, 1, 0),
             RightAt(packed + k * token + TILE * column, _BYTES, TILE * k, TILE * _BYTES),
             OutAt(sums + 4 * token, _SUMS_PITCH, TILE * _SUMS_PITCH), width // _BYTES, fresh,
         )  # fmt: skip
+
+
+@intrinsic()
+def _unpack(v: Lanes, source: Any, columns: Any, even: Any, odd: Any) -> None:
+    """even, odd int8 [columns] <- the low and the high halves of bytes, int4; columns a multiple of 64."""
+    builder, codes = v.builder, ir.VectorType(I8, _BYTES)
+    shift = ir.Constant(codes, [4] * _BYTES)
+
+    def at(address: Any, offset: Any) -> Any:
+        return builder.inttoptr(builder.add(address, offset), codes.as_pointer())
+
+    with v.loop(builder.sdiv(columns, i64_const(_BYTES))) as group:
+        offset = builder.mul(group, i64_const(_BYTES))
+        pairs = builder.load(at(source, offset))
+        pairs.align = 1
+        builder.store(builder.ashr(builder.shl(pairs, shift), shift), at(even, offset)).align = 1
+        builder.store(builder.ashr(pairs, shift), at(odd, offset)).align = 1
 
 
 @inner

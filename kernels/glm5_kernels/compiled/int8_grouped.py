@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from glm5_kernels import int8
-from glm5_kernels.compiled.int8_backends import STEP, Matrix
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, Matrix
 from glm5_kernels.compiled.int8_product import (
     ROWS,
-    ZERO_POINT,
     empty_codes,
     has_padding,
     multiply_rows,
@@ -27,11 +26,10 @@ from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, row_address
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import run_ranges
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 #: Tasks for each thread, where there are several.
 _TASKS_PER_THREAD = 8
-_BYTES = np.uint8 if ZERO_POINT else np.int8
-_NO_BIAS = np.empty(0, np.int32)
 
 
 class Groups(NamedTuple):
@@ -42,13 +40,33 @@ class Groups(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Row n of group e begins at base + e * group_pitch + n * row_pitch, in bytes; scales: address of fp32 [E, n]."""
+    """The weights of all groups, as blocks of equal shape in the order of their rows.
 
-    base: int
-    group_pitch: int
-    row_pitch: int
+    blocks: their addresses, int64, the same number for each group. rows: of a block. pitch: bytes from a row in memory
+    to the next one. packed: INT4, two rows in one of memory. n: rows of a group. scales: address of fp32 [groups, n].
+    zero: z of such weights (`int8_backends`).
+    """
+
+    blocks: NDArray[np.int64]
+    rows: int
+    pitch: int
+    packed: bool
     n: int
     scales: int
+    zero: int
+
+
+def of_layer(weight: torch.Tensor, scale: torch.Tensor) -> Weights:
+    """The weights int8 [N, K] of a linear layer, as `takes_weight` says, with scale fp32 [N]."""
+    n = len(weight)
+    return Weights(np.array([weight.data_ptr()]), n, weight.stride(0), False, n, scale.data_ptr(), INT8_ZERO)
+
+
+def of_experts(weights: ExpertWeights, scale: torch.Tensor) -> Weights:
+    """The weights of experts, rows a multiple of WIDTH and columns of STEP, with scale fp32 [E, N]."""
+    zero = INT4_ZERO if weights.packed else INT8_ZERO
+    n = scale.shape[1]
+    return Weights(weights.addresses, weights.rows, weights.pitch, weights.packed, n, scale.data_ptr(), zero)
 
 
 def one_group(tokens: int) -> Groups:
@@ -57,85 +75,87 @@ def one_group(tokens: int) -> Groups:
 
 
 def takes_weight(weight: torch.Tensor, scale: torch.Tensor) -> bool:
-    """True if `grouped_product` takes weight [..., N, K] with scale [..., N]."""
-    n, k = weight.shape[-2:]
+    """True if `grouped_product` takes weight [N, K] of a linear layer with scale [N]."""
+    n, k = weight.shape
     whole = not n % WIDTH and weight.stride(-1) == 1 and (not k % STEP or has_padding(weight))
     return whole and weight.dtype == torch.int8 and scale.dtype == torch.float32 and scale.is_contiguous()
 
 
-def grouped_product(
-    x: torch.Tensor,
-    groups: Groups,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    dtype: torch.dtype,
-    static: int8.LinearWeights | None = None,
-) -> torch.Tensor:
-    """x[rows] -> [P, N] in `dtype`: each row in int8, times the weight of its group, scaled back.
+class Quantized(NamedTuple):
+    """codes int8 [T, K in whole steps] and factors fp32 [T, 1] of rows; bias: int32 [N] or [], added to the sums."""
 
-    Args:
-        x: fp32 or bf16 [T, K], K a multiple of WIDTH.
-        weight: int8 [E, N, K], or [N, K] of a single group, as `takes_weight` says. scale: fp32 [E, N].
-        static: has the scale and offset of x, and a bias int32 [N]; None: every row of x has a scale of its own.
-    """
-    (tokens, k), n = x.shape, weight.shape[-2]
-    codes, factors = np.full((tokens, padded_columns(k)), ZERO_POINT, _BYTES), np.ones((tokens, 1), np.float32)
-    source, bias = row_address(x[None]), _NO_BIAS
-    target = QuantizedRows(codes.view(np.int8), k, ZERO_POINT)
+    codes: NDArray[np.int8]
+    factors: NDArray[np.float32]
+    bias: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quantized:
+    """x fp32 or bf16 [T, K], K a multiple of WIDTH, with a scale for each row, or as a static layer says."""
+    tokens, k = x.shape
+    codes, factors = np.zeros((tokens, padded_columns(k)), np.int8), np.ones((tokens, 1), np.float32)
+    source, target = row_address(x[None]), QuantizedRows(codes, k)
     if static is None:
         quantize_rows(0, tokens, source, target, factors)
-    else:
-        input_scale, offset, added = static.input_scale, static.input_offset, static.quant_bias
-        assert input_scale is not None and offset is not None and added is not None
-        quantize_rows_static(0, tokens, source, target, np.float32(input_scale.item()), np.float32(offset.item()))
-        bias = added.numpy()
-    out = torch.empty(len(groups.rows), n, dtype=dtype)
-    weights = Weights(weight.data_ptr(), weight.stride(0), weight.stride(-2), n, scale.data_ptr())
-    tasks = (len(groups.starts) - 1) * -(-n // ROWS)
+        return Quantized(codes, factors)
+    input_scale, offset, bias = static.input_scale, static.input_offset, static.quant_bias
+    assert input_scale is not None and offset is not None and bias is not None
+    quantize_rows_static(0, tokens, source, target, np.float32(input_scale.item()), np.float32(offset.item()))
+    return Quantized(codes, factors, bias.numpy())
+
+
+def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
+    """x[rows] -> [P, N] in `dtype`: each row times the weights of its group, scaled back."""
+    out = torch.empty(len(groups.rows), weights.n, dtype=dtype)
+    tasks = len(weights.blocks) * -(-weights.rows // ROWS)
     size = -(-tasks // (_TASKS_PER_THREAD * torch.get_num_threads()))
-    run_ranges(_multiply_groups, tasks, size, codes, factors, groups, weights, bias, row_address(out[None]))
+    run_ranges(_multiply_groups, tasks, size, x, groups, weights, row_address(out[None]))
     return out
 
 
 @kernel
 def _multiply_groups(
-    first: int,
-    last: int,
-    codes: NDArray[np.generic],
-    factors: NDArray[np.float32],
-    groups: Groups,
-    weights: Weights,
-    bias: NDArray[np.int32],
-    out: RowAddress,
+    first: int, last: int, quantized: Quantized, groups: Groups, weights: Weights, out: RowAddress
 ) -> None:
-    """Tasks first..last, each ROWS weight rows of a group."""
-    n, tasks_per_group, bytes_per_element = weights.n, -(-weights.n // ROWS), ELEMENT_BYTES[out.kind]
-    gathered, x, sums = -1, empty_codes(0, STEP), np.empty((0, ROWS), np.int32)
+    """Tasks first..last, each ROWS rows of a block."""
+    n, tasks_per_block, bytes_per_element = weights.n, -(-weights.rows // ROWS), ELEMENT_BYTES[out.kind]
+    blocks_per_group = n // weights.rows
+    gathered, x, start, sums = -1, empty_codes(0, STEP), np.empty(0, np.int32), np.empty((0, ROWS), np.int32)
     for task in range(first, last):
-        group, low = task // tasks_per_group, task % tasks_per_group * ROWS
+        block, low = task // tasks_per_block, task % tasks_per_block * ROWS
+        group, column = block // blocks_per_group, block % blocks_per_group * weights.rows + low
         begin, end = groups.starts[group], groups.starts[group + 1]
         if begin == end:
             continue
         if group != gathered:  # one copy of the tokens serves all tasks of the group
-            gathered, x = group, _gather(codes, groups.rows, begin, end)
+            gathered, (x, start) = group, _gather(quantized.codes, groups.rows, begin, end, weights.zero)
             sums = np.empty((len(x), ROWS), np.int32)
-        high = min(low + ROWS, n)
-        row = weights.base + weights.group_pitch * group + weights.row_pitch * low
-        multiply_rows(x, Matrix(row, weights.row_pitch), 0, high - low, sums)
+        high = min(low + ROWS, weights.rows)
+        for token in range(len(x)):
+            for row in range(ROWS):
+                sums[token, row] = start[token]
+            for row in range(high - low if len(quantized.bias) else 0):
+                sums[token, row] += quantized.bias[column + row]
+        line = low // 2 if weights.packed else low
+        rows = Matrix(weights.blocks[block] + weights.pitch * line, weights.pitch)
+        multiply_rows(x, rows, weights.packed, 0, high - low, sums)
+        scales = weights.scales + 4 * (n * group + column)
         for token in range(end - begin):
-            for column in range(high - low if len(bias) else 0):
-                sums[token, column] += bias[low + column]
-            target = out.base + out.row_pitch * (begin + token) + bytes_per_element * low
-            scales = weights.scales + 4 * (n * group + low)
-            factor = factors[groups.rows[begin + token], 0]
+            target = out.base + out.row_pitch * (begin + token) + bytes_per_element * column
+            factor = quantized.factors[groups.rows[begin + token], 0]
             scale_row(sums[token].ctypes.data, high - low, factor, scales, out.kind, target)
 
 
 @inner
-def _gather(codes: NDArray[np.generic], rows: NDArray[np.int64], begin: int, end: int) -> NDArray[np.generic]:
-    """`CODE` [padded tokens, K]: the codes of rows[begin:end]."""
-    x: NDArray[np.generic] = empty_codes(padded_tokens(end - begin), codes.shape[1])
+def _gather(
+    codes: NDArray[np.int8], rows: NDArray[np.int64], begin: int, end: int, zero: int
+) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """int8 [padded tokens, K]: the codes of rows[begin:end]; and int32 [padded tokens], -zero times their sums."""
+    x = empty_codes(padded_tokens(end - begin), codes.shape[1])
+    start = np.zeros(len(x), np.int32)
     for token in range(end - begin):
+        total = 0
         for column in range(codes.shape[1]):  # numba compiles a loop faster than a slice
             x[token, column] = codes[rows[begin + token], column]
-    return x
+            total += x[token, column]
+        start[token] = -zero * total
+    return x, start

@@ -8,7 +8,7 @@ import torch
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import bf16_linear, int8_amx
-from glm5_kernels.compiled.int8_grouped import grouped_product, one_group, takes_weight
+from glm5_kernels.compiled.int8_grouped import grouped_product, of_layer, one_group, quantized, takes_weight
 from glm5_kernels.compiled.int8_product import MAX_TOKENS, matmul
 from glm5_kernels.compiled.int8_quantize import FLOATS, quantize, scale_back_to, takes_rows
 from glm5_kernels.int8_linear import reference
@@ -26,7 +26,7 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
         return int8.apply_linear(x, w, dtype)
     if 0 < len(x) <= MAX_TOKENS and dtype in FLOATS and takes_rows(x) and takes_weight(w.weight, w.scale):
         static = w if w.quant_mode == int8.PER_TENSOR else None
-        return grouped_product(x, one_group(len(x)), w.weight, w.scale, dtype, static)
+        return grouped_product(quantized(x, static), one_group(len(x)), of_layer(w.weight, w.scale), dtype)
     if int8_amx.takes(w.weight, dtype):
         codes, factors = quantize(x, w)
         return int8_amx.multiply(codes, factors, w.weight, w.scale, dtype, w.quant_bias)

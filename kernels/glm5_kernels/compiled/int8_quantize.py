@@ -36,11 +36,10 @@ class Sums(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """codes int8 [T, >= columns], each xored with `flip`."""
+    """codes int8 [T, >= columns]."""
 
     codes: NDArray[np.int8]
     columns: int
-    flip: int
 
 
 def quantize(x: torch.Tensor, w: int8.LinearWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -57,7 +56,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if not takes_rows(x):
         return int8.quantize_per_token(x)
     codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
-    target = QuantizedRows(codes.numpy(), columns, 0)
+    target = QuantizedRows(codes.numpy(), columns)
     run_ranges(quantize_rows, rows, _rows_per_task(columns), row_address(x[None]), target, scale.numpy())
     return codes, scale
 
@@ -68,7 +67,7 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     if not takes_rows(x):
         return int8.quantize_per_tensor(x, scale, offset)
     codes = torch.empty(rows, columns, dtype=torch.int8)
-    source, target = row_address(x[None]), QuantizedRows(codes.numpy(), columns, 0)
+    source, target = row_address(x[None]), QuantizedRows(codes.numpy(), columns)
     constants = np.float32(float(scale)), np.float32(float(offset))
     run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *constants)
     return codes
@@ -108,16 +107,15 @@ def _largest(v: Lanes, row: Any, columns: Any, kind: Any, out: Any) -> None:
 
 
 @intrinsic(scale=float32, offset=float32)
-def _codes(v: Lanes, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, flip: Any, out: Any) -> None:
-    """out int8 <- x / scale + offset of a row, rounded to even, saturating, 0 for NaN; each byte xored with `flip`."""
+def _codes(v: Lanes, row: Any, columns: Any, kind: Any, scale: Any, offset: Any, out: Any) -> None:
+    """out int8 <- x / scale + offset of a row, rounded to even, saturating, 0 for NaN."""
     builder = v.builder
     divisor, zero = v.broadcast(scale), v.broadcast(offset)
-    flips = v.broadcast(builder.trunc(flip, I8))
     with v.lane_groups(builder.sdiv(columns, i64_const(WIDTH))) as index:
         whole = v.call("rint", builder.fadd(builder.fdiv(v.load_as_fp32(row, index, kind), divisor), zero))
         whole = builder.select(builder.fcmp_unordered("uno", whole, whole), v.constant(0.0), whole)
         whole = v.call("minnum", v.call("maxnum", whole, v.constant(-128.0)), v.constant(127.0))
-        codes = builder.xor(builder.trunc(builder.fptosi(whole, _INT32), _BYTES), flips)
+        codes = builder.trunc(builder.fptosi(whole, _INT32), _BYTES)
         builder.store(codes, builder.inttoptr(builder.add(out, index), _BYTES.as_pointer())).align = 1
 
 
@@ -144,7 +142,7 @@ def quantize_rows(first: int, last: int, x: RowAddress, out: QuantizedRows, scal
             if lanes[lane] > peak or lanes[lane] != lanes[lane]:  # a NaN stays
                 peak = lanes[lane]
         scale[row, 0] = peak / float32(127) if peak < float32(np.inf) else float32(np.nan)
-        _codes(source, out.columns, x.kind, scale[row, 0], float32(0), out.flip, out.codes[row].ctypes.data)
+        _codes(source, out.columns, x.kind, scale[row, 0], float32(0), out.codes[row].ctypes.data)
 
 
 @kernel
@@ -154,7 +152,7 @@ def quantize_rows_static(
     """out <- x / scale + offset, tokens first..last."""
     for row in range(first, last):
         source = x.base + row * x.row_pitch
-        _codes(source, out.columns, x.kind, scale, offset, out.flip, out.codes[row].ctypes.data)
+        _codes(source, out.columns, x.kind, scale, offset, out.codes[row].ctypes.data)
 
 
 @kernel

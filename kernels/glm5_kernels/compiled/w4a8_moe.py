@@ -1,4 +1,4 @@
-"""The routed experts compiled: few tokens per expert in one pass over all experts, many one expert at a time."""
+"""The routed experts compiled: all experts in one pass, or by AMX one expert after the other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from numpy.typing import NDArray
 from torch.nn.functional import silu
 
 from glm5_kernels.compiled import int8_amx
-from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, takes_weight
-from glm5_kernels.compiled.int8_product import MAX_TOKENS, matmul
-from glm5_kernels.compiled.int8_quantize import quantize_per_token, scale_back_to, takes_rows
+from glm5_kernels.compiled.int8_backends import STEP
+from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized
+from glm5_kernels.compiled.int8_product import MAX_TOKENS
+from glm5_kernels.compiled.int8_quantize import quantize_per_token, takes_rows
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.w4a8_moe import W4a8Moe
+from glm5_kernels.compiled.simd import WIDTH
+from glm5_kernels.w4a8_moe import W4a8Moe, reference
 
 Floats = NDArray[np.float32]
+#: Pairs at a time: results of a size that the allocator keeps for the next ones.
+_PAIRS = 1024
 
 
 class Pairs(NamedTuple):
@@ -32,51 +36,52 @@ class Pairs(NamedTuple):
 
 def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
     x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale = operands
+    if any(w.rows % WIDTH or w.columns % STEP for w in (w13, w2)) or not takes_rows(x):
+        return reference.w4a8_moe(operands)
     pairs = Pairs(
-        np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32), np.empty(len(w13) + 1, np.int64)
-    )
+        np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32),
+        np.empty(len(w2.blocks) + 1, np.int64),
+    )  # fmt: skip
     _sort_by_expert(topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy(), pairs)
+    scales = w13_scale.float().contiguous(), w2_scale.float().contiguous()
+    operands = operands._replace(w13_scale=scales[0], w2_scale=scales[1])
     count, used = int(pairs.starts[-1]), np.count_nonzero(np.diff(pairs.starts))
-    takes = takes_weight(w13, w13_scale) and takes_weight(w2, w2_scale) and takes_rows(x)
     out = torch.zeros(x.shape, dtype=torch.float32)
-    if takes and 0 < count <= MAX_TOKENS * used:
-        _all_experts(operands, pairs, out)
-    else:
+    by_amx = all(int8_amx.takes(w.blocks[0], torch.float32) for w in (w13, w2))
+    if count > MAX_TOKENS * used and by_amx:
         _one_by_one(operands, pairs, out)
+    elif count:
+        _all_experts(operands, pairs, out)
     return out.to(x.dtype)
 
 
 def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
-    """out fp32 [T, D] += the experts' share, in one pass over all experts."""
-    count = int(pairs.starts[-1])
-    by_token = Groups(pairs.token[:count], pairs.starts)
-    gate_up = grouped_product(operands.x, by_token, operands.w13, operands.w13_scale, torch.float32)
-    gate, up = gate_up.chunk(2, dim=-1)  # [P, I] each
-    groups = Groups(np.arange(count), pairs.starts)
-    y = grouped_product(silu(gate).mul_(up), groups, operands.w2, operands.w2_scale, torch.float32)
-    _add(y.numpy(), pairs.token[:count], pairs.weight[:count], out.numpy())
+    """out fp32 [T, D] += the experts' share, of all experts together, _PAIRS pairs at a time."""
+    x, w13 = quantized(operands.x), of_experts(operands.w13, operands.w13_scale)
+    w2 = of_experts(operands.w2, operands.w2_scale)
+    for first in range(0, int(pairs.starts[-1]), _PAIRS):
+        token, weight = pairs.token[first : first + _PAIRS], pairs.weight[first : first + _PAIRS]
+        token = token[: pairs.starts[-1] - first]
+        starts = np.clip(pairs.starts - first, 0, len(token))
+        gate, up = grouped_product(x, Groups(token, starts), w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
+        hidden = quantized(silu(gate).mul_(up))
+        y = grouped_product(hidden, Groups(np.arange(len(token)), starts), w2, torch.float32)
+        _add(y.numpy(), token, weight, out.numpy())
 
 
 def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
-    """out fp32 [T, D] += the experts' share, one expert after the other; a token is quantized once for all of them."""
+    """out fp32 [T, D] += the experts' share, by AMX; a token is quantized once for all of them."""
     codes, factors = quantize_per_token(operands.x)
     for e in np.flatnonzero(np.diff(pairs.starts)).tolist():
         chunk = slice(pairs.starts[e], pairs.starts[e + 1])
-        rows = torch.from_numpy(pairs.token[chunk])
-        gate_up = _multiply(codes[rows], factors[rows], operands.w13[e], operands.w13_scale[e])
-        gate, up = gate_up.chunk(2, dim=-1)  # [n, I] each
-        hidden_codes, hidden_factors = quantize_per_token(silu(gate).mul_(up))
-        y = _multiply(hidden_codes, hidden_factors, operands.w2[e], operands.w2_scale[e])  # [n, D]
+        rows, blocks = torch.from_numpy(pairs.token[chunk]), operands.w13.blocks[2 * e : 2 * e + 2]
+        gate, up = (
+            int8_amx.multiply(codes[rows], factors[rows], block, scale, torch.float32)  # [n, I]
+            for block, scale in zip(blocks, operands.w13_scale[e].chunk(2), strict=True)
+        )
+        hidden = quantize_per_token(silu(gate).mul_(up))
+        y = int8_amx.multiply(*hidden, operands.w2.blocks[e], operands.w2_scale[e], torch.float32)  # [n, D]
         _add(y.numpy(), pairs.token[chunk], pairs.weight[chunk], out.numpy())
-
-
-def _multiply(codes: torch.Tensor, factors: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """codes int8 [T, K] times weight int8 [N, K] transposed, times factors [T, 1] and scale [N] -> fp32 [T, N]."""
-    if int8_amx.takes(weight, torch.float32) and len(codes) > MAX_TOKENS:
-        return int8_amx.multiply(codes, factors, weight, scale, torch.float32)
-    out = torch.empty(len(codes), len(weight))
-    scale_back_to(out, matmul(codes, weight), factors, scale)
-    return out
 
 
 @kernel

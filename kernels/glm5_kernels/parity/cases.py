@@ -16,6 +16,7 @@ from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 #: GLM-5's head shapes; layers are narrower than its 6144, so that the references take seconds.
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
@@ -224,16 +225,19 @@ def _linear(generator: torch.Generator) -> Iterator[Case]:
 
 
 def _experts(generator: torch.Generator) -> Iterator[Case]:
-    for tokens in (1, 8, 100):
-        w13 = torch.randint(-8, 8, (8, 256, 192), dtype=torch.int8, generator=generator)
-        w2 = torch.randint(-8, 8, (8, 192, 128), dtype=torch.int8, generator=generator)
+    for (name, dtype), tokens in itertools.product((("INT4", torch.uint8), ("INT8", torch.int8)), (1, 8, 100)):
+        per, limits = (2, (0, 256)) if name == "INT4" else (1, (-128, 128))  # rows in a byte
+        w13, w2 = (
+            ExpertWeights(torch.randint(*limits, shape, dtype=dtype, generator=generator).unbind())
+            for shape in ((2 * 8, 128 // per, 192), (8, 192 // per, 128))
+        )
         ids = torch.randint(-1, 8, (tokens, 4), generator=generator)
         arguments = (
             torch.randn(tokens, 192, generator=generator), torch.rand(tokens, 4, generator=generator), ids,
             w13, torch.rand(8, 256, generator=generator) * 0.02, w2, torch.rand(8, 192, generator=generator) * 0.02,
         )  # fmt: skip
         allowed = Tolerance(1e-5, 1e-5, "exact integers; expert outputs added in fp32")
-        yield Case("w4a8_moe", f"{tokens} tokens, 4 of 8 experts", arguments, (("out", allowed),))
+        yield Case("w4a8_moe", f"{name}, {tokens} tokens, 4 of 8 experts", arguments, (("out", allowed),))
 
 
 def _rotation(generator: torch.Generator) -> Iterator[Case]:

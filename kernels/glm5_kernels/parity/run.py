@@ -16,6 +16,7 @@ from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.paged_cache import PagedBatch, cache_rows, physical_rows, query_layout
 from glm5_kernels.parity.cases import Case, cases
 from glm5_kernels.parity.compare import Difference, Tolerance, compare_selection, compare_values
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def copied(value: Any, device: str) -> Any:
     """A copy of an operand on a device, with its strides."""
     if isinstance(value, LinearWeights | PagedBatch):
         return type(value)(*[copied(field, device) for field in value])
+    if isinstance(value, ExpertWeights):
+        return ExpertWeights([copied(block, device) for block in value.blocks])
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_contiguous():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import silu
 
 from glm5_kernels.int8 import int8_matmul, quantize_per_token, scale_back
 from glm5_kernels.w4a8_moe import W4a8Moe
@@ -16,9 +17,11 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
             continue
         token, slot = torch.where(topk_ids == e)
         x_q, x_scale = quantize_per_token(x[token])
-        z = scale_back(int8_matmul(x_q, w13[e]), x_scale, w13_scale[e], torch.float32)
-        gate, up = z.chunk(2, dim=-1)  # [n, I] each
-        a_q, a_scale = quantize_per_token(torch.nn.functional.silu(gate) * up)
-        y = scale_back(int8_matmul(a_q, w2[e]), a_scale, w2_scale[e], torch.float32)  # [n, D]
+        gate, up = (
+            scale_back(int8_matmul(x_q, w13.codes(2 * e + part)), x_scale, scale, torch.float32)  # [n, I]
+            for part, scale in enumerate(w13_scale[e].chunk(2))
+        )
+        a_q, a_scale = quantize_per_token(silu(gate) * up)
+        y = scale_back(int8_matmul(a_q, w2.codes(e)), a_scale, w2_scale[e], torch.float32)  # [n, D]
         out.index_add_(0, token, y * topk_weights[token, slot, None].float())
     return out.to(x.dtype)
