@@ -37,7 +37,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        loader, rows = extra["weight_loader"], sum(output_partition_sizes)
+        loader, rows = mapped(extra["weight_loader"]), sum(output_partition_sizes)
         size = rows * input_size_per_partition
         weight = torch.empty(size + PADDING, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
         layer.register_parameter(
@@ -136,6 +136,22 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
 
 def plain(field: Any) -> Any:
     return field.data if isinstance(field, torch.nn.Parameter) else field
+
+
+def mapped(loader: Callable[..., None]) -> Callable[..., None]:
+    """Loader that keeps a tensor of the parameter's layout where it is, a view of a mapped file, instead of copying it.
+
+    Rows are whole vectors of the compiled product; parts of a fused parameter are copied.
+    """
+
+    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any) -> None:
+        same = (loaded.shape, loaded.dtype) == (param.shape, param.dtype) and not loaded.shape[-1] % PADDING
+        if same and not shard and not loaded.data_ptr() % loaded.element_size():
+            param.data = loaded
+        else:
+            loader(param, loaded, *shard)
+
+    return load
 
 
 def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:

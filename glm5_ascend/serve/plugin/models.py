@@ -14,7 +14,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
-from glm5_ascend.serve.plugin.loading import SeenTensors, require_complete
+from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
 from glm5_ascend.serve.servable import topk_pattern
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
@@ -47,9 +47,9 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         multiply_bf16_in_fp32(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, extract=(ROT_NAME,))
+        seen = SeenTensors(weights, expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
-        require_complete(self, seen.names)
+        require_complete(self, seen)
         return loaded
 
 
@@ -83,7 +83,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, extract=(ROT_NAME,))
+        seen = SeenTensors(weights, expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         if self.is_rot_used != (ROT_NAME in seen.extracted):
             raise CheckpointError(
@@ -95,7 +95,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             self.rot.weight.data.copy_(seen.extracted[ROT_NAME])
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
-        require_complete(self, seen.names, is_draft=True)
+        require_complete(self, seen, is_draft=True)
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:

@@ -66,8 +66,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "serve",
         "gate and up of an expert change places while loading",
-        'target = gate if shard_id == "w1" else up',
-        'target = up if shard_id == "w1" else gate',
+        "for pair in zip(gate, up, strict=True)",
+        "for pair in zip(up, gate, strict=True)",
         "test_every_layer_is_exact[quantized_checkpoint]",
     ),
     fault(
