@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 [--requests 8] [--length 256] [--top 15]
     OMP_NUM_THREADS=1 python benchmarks/report_server_step.py work/w4a8 --prefill
 
-The engine runs in this process, without HTTP. The time and the memory of loading are printed first. Steps are timed first, then profiled by Python's profiler, which adds its
-own time to every call: shares of code with many calls are too large. --prefill: the steps until every request has its
-first token, together. Checked: every request gets its tokens, the same ones in both passes.
+The engine runs in this process, without HTTP. The time and the memory of loading are printed first. Steps are timed
+first, then profiled by Python's profiler, which adds its own time to every call: shares of code with many calls are too
+large. --prefill: the steps until every request has its first token, together. Checked: every request gets its tokens,
+the same ones in both passes.
 """
 
 from __future__ import annotations
