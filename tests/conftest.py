@@ -60,6 +60,14 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_flash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bf16 GLM-5.3-Flash, two shards: linear and sparse attention, dense, MoE, MTP, vision tower. Read only."""
+    from tests.support.tiny_flash import write_tiny_flash
+
+    return write_tiny_flash(tmp_path_factory.mktemp("flash") / "source", shards=2)
+
+
+@pytest.fixture(scope="session")
 def tiny_quantized(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Quantized:
     """`tiny_quantized(recipe, source=...)` -> output directory, made once per pair. Read only."""
     from tests.support.tiny_model import quantize_tiny

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,25 +35,34 @@ def read_weight_map(directory: Path, index: str = INDEX_NAME) -> dict[str, str] 
     return weight_map
 
 
-class CheckpointDir:
-    """All tensors of a checkpoint directory by name; headers are read once, data on demand."""
+def _as_stored(name: str) -> str:
+    return name
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+
+class CheckpointDir:
+    """All tensors of a checkpoint directory by name; headers are read once, data on demand.
+
+    Args:
+        spelled: gives the name by which a stored tensor is asked for, see `ModelSpec.spelled`.
+    """
+
+    def __init__(self, directory: Path, spelled: Callable[[str], str] = _as_stored) -> None:
+        self.directory, self.spelled = directory, spelled
         weight_map = read_weight_map(directory)
         files = sorted(set(weight_map.values()) if weight_map else {p.name for p in directory.glob("*.safetensors")})
         if not files:
             raise CheckpointError(f"{directory}: no *.safetensors files", "give the directory of a GLM-5 checkpoint")
         self.shards = {name: self._open(name) for name in files}
-        self.file_of = self._locate() if weight_map is None else weight_map
+        self.file_of: dict[str, str] = {}
         self.entries: dict[str, TensorEntry] = {}
-        for name, file in self.file_of.items():
-            entry = self.shards[file].entries.get(name)
-            if entry is None:
+        for name, file in (self._locate() if weight_map is None else weight_map).items():
+            if name not in self.shards[file].entries:
                 raise CheckpointError(
                     f"{directory / file}: no tensor {name}, but {INDEX_NAME} lists it", "copy both again"
                 )
-            self.entries[name] = entry
+            if (same := self.entries.get(spelled(name))) is not None:
+                raise CheckpointError(f"{directory}: {same.name} and {name} are one tensor of the model", "remove one")
+            self.add(name, file, self.shards[file])
 
     def unlisted(self) -> dict[str, Shard]:
         """Shards that lie in the directory although the index does not know them."""
@@ -60,8 +70,9 @@ class CheckpointDir:
         return {path.name: self._open(path.name) for path in paths if path.name not in self.shards}
 
     def add(self, name: str, file: str, shard: Shard) -> None:
-        """Add a tensor that the index does not list, from a shard that it does not list."""
-        self.shards[file], self.file_of[name], self.entries[name] = shard, file, shard.entries[name]
+        """Add a tensor of a shard by its stored name."""
+        ours = self.spelled(name)
+        self.shards[file], self.file_of[ours], self.entries[ours] = shard, file, shard.entries[name]
 
     def _locate(self) -> dict[str, str]:
         """Without an index the shards themselves say what they hold; a tensor in two of them is an error."""
@@ -84,7 +95,7 @@ class CheckpointDir:
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in its stored dtype."""
-        return self._shard(name).read(name)
+        return self._shard(name).read(self.entries[name].name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of a tensor in its stored dtype; nothing else of it is read."""

@@ -19,6 +19,7 @@ from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
 from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.config_reader import completed
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: First words of the line that explains why `--overwrite` reads for a while.
@@ -28,7 +29,8 @@ Stamps = dict[str, tuple[int, ...]]
 _MARK = b"glm5-ascend: an unfinished run\n"
 #: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
 _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "generation_config.json", "chat_template*",
-         "vocab.json", "merges.txt", "added_tokens.json")  # fmt: skip
+         "vocab.json", "merges.txt", "added_tokens.json", "processor_config.json", "preprocessor_config.json",
+         "video_preprocessor_config.json")  # fmt: skip
 
 
 def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None) -> None:
@@ -110,8 +112,11 @@ def serving_files(source: Path) -> list[str]:
 
 
 def served_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a source's config.json without quantization_config: with it vLLM would not open the description."""
-    config = {key: value for key, value in raw.items() if key != "quantization_config"}
+    """Return a source's config.json without quantization_config: with it vLLM would not open the description.
+
+    Keys that it leaves out because they have transformers' default are stated: other engines have other defaults.
+    """
+    config = {key: value for key, value in completed(raw).items() if key != "quantization_config"}
     if isinstance(inner := config.get("text_config"), dict):
         config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
     return config

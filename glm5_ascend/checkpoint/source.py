@@ -30,7 +30,7 @@ class SourceCheckpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config: ModelConfig = load_config(directory)
-        self.files = CheckpointDir(directory)
+        self.files = CheckpointDir(directory, self.config.spec.spelled)
         #: Shards with the MTP layer that the index does not list.
         self.unlisted = self._find_unlisted()
         self._check()

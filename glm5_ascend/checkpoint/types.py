@@ -33,8 +33,8 @@ INDEXER_CACHE_TYPE = "INT8_DYNAMIC"
 def not_runnable(spec: ModelSpec, module: str, part: Linear, scheme: str) -> str | None:
     """Say why no engine runs a linear in this type; None if one does."""
     routed = spec.is_routed(module)
-    if scheme != FLOAT and part.name in spec.always_float:
-        return "the engine can run this module in FLOAT only"
+    if scheme != FLOAT and (part.why_float or part.name in spec.always_float):
+        return part.why_float or "the engine can run this module in FLOAT only"
     if scheme == W4A8_DYNAMIC and not routed:
         return "W4A8_DYNAMIC exists for routed experts only"
     if scheme == W8A8 and routed:

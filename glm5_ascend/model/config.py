@@ -5,21 +5,28 @@ Nothing here has a size built in: every number comes from config.json (`config_f
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.glm5 import GLM5
+from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.model.spec import Linear, ModelSpec, Subgraph, Weight
 
 #: All supported architectures, by `model_type`.
-SPECS = {spec.model_type: spec for spec in (GLM5,)}
+SPECS = {spec.model_type: spec for spec in (GLM5, GLM5_NEXT)}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and switches of one model, and the walks over its weights; `path` is the file they came from."""
+    """Sizes and switches of one model, and the walks over its weights; `path` is the file they came from.
+
+    Fields with a default belong to GLM-5.3-Flash; the default is GLM-5's meaning.
+    """
 
     path: Path
     model_type: str
@@ -51,10 +58,28 @@ class ModelConfig:
     mlp_layer_types: tuple[str, ...]  # "dense" | "sparse", one per main layer
     indexer_types: tuple[str, ...]  # "full" | "shared", one per main layer
     quantization_config: dict[str, Any] | None  # of the *source*, e.g. FP8 blocks
+    attention_types: tuple[str, ...] = ()  # "linear" | "sparse", one per main layer; empty: all sparse
+    index_kpool: int = 1  # tokens behind one key of the indexer
+    linear_num_heads: int = 0
+    linear_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0
+    linear_lower_bound: float = 0.0
+    hc_mult: int = 1  # residual streams
+    hc_sinkhorn_iters: int = 0
+    hc_eps: float = 0.0
+    swiglu_limit: float = math.inf
+    vision: tuple[tuple[str, int], ...] = ()  # keys and sizes of `vision_config`
 
     @property
     def spec(self) -> ModelSpec:
         return SPECS[self.model_type]
+
+    def require(self, step: str) -> None:
+        """Raise `ConfigError` where `step` (a command, or a part of one) does not support this architecture."""
+        if why := self.spec.lacks.get(step):
+            raise ConfigError(
+                f"{self.path}: {step} does not take {self.spec.label} yet: {why}", "give a GLM-5 checkpoint"
+            )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,8 +104,14 @@ class ModelConfig:
     @property
     def absent_indexers(self) -> tuple[str, ...]:
         """Prefixes of the indexers of layers that share an earlier one's: engines drop such tensors."""
-        layers = (layer for layer in range(self.num_layers_with_mtp) if not self.has_indexer(layer))
+        layers = filter(self.shares_indexer, range(self.num_layers_with_mtp))
         return tuple(f"{self.spec.layer_prefix(layer)}{self.spec.indexer}." for layer in layers)
+
+    @property
+    def global_weights(self) -> tuple[Weight, ...]:
+        """Weights outside the layers of the language model: embedding, head, final norm, and the vision tower's."""
+        tower = self.spec.tower
+        return self.spec.global_weights + (() if tower is None else tower.weights(self.sizes))
 
     def is_mtp(self, layer: int) -> bool:
         return layer >= self.num_hidden_layers
@@ -88,16 +119,25 @@ class ModelConfig:
     def is_moe(self, layer: int) -> bool:
         return self.is_mtp(layer) or self.mlp_layer_types[layer] == "sparse"
 
+    def attention_kind(self, layer: int) -> str:
+        """Return "sparse" or "linear"; MTP layers are sparse."""
+        return self.attention_types[layer] if self.attention_types and not self.is_mtp(layer) else "sparse"
+
     def has_indexer(self, layer: int) -> bool:
-        """Return False for shared-indexer layers (GLM-5.2), which have no indexer tensors; MTP layers have one."""
-        return self.is_mtp(layer) or self.indexer_types[layer] == "full"
+        """Return True for a layer of sparse attention with an indexer of its own; MTP layers have one."""
+        full = self.is_mtp(layer) or self.indexer_types[layer] == "full"
+        return full and self.attention_kind(layer) == "sparse"
+
+    def shares_indexer(self, layer: int) -> bool:
+        """Return True for a layer that works on the selection of an earlier one (GLM-5.2): it has no indexer."""
+        return self.attention_kind(layer) == "sparse" and not self.has_indexer(layer)
 
     def indexer_readers(self, layer: int) -> int:
         """Number of layers that attend to the positions this layer's indexer selects: its own, and later sharers."""
         if not self.has_indexer(layer):
             return 0
-        later = self.indexer_types[layer + 1 :]
-        return 1 + next((number for number, kind in enumerate(later) if kind == "full"), len(later))
+        later = range(layer + 1, self.num_hidden_layers)
+        return 1 + sum(map(self.shares_indexer, itertools.takewhile(lambda other: not self.has_indexer(other), later)))
 
     def backbone(self, layer: int) -> tuple[Weight, ...]:
         """All weights of one layer except its routed experts."""
@@ -113,7 +153,7 @@ class ModelConfig:
 
     def all_weights(self) -> Iterator[tuple[str, Weight]]:
         """`(prefix, weight)` of the whole model; the full module name is `prefix + weight.name`."""
-        for weight in self.spec.global_weights:
+        for weight in self.global_weights:
             yield "", weight
         for layer in range(self.num_layers_with_mtp):
             for weight in self.layer_weights(layer):

@@ -12,11 +12,20 @@ from typing import Any
 from glm5_ascend.errors import ConfigError, Glm5Error, shown
 from glm5_ascend.files.untrusted import MAX_CONFIG_BYTES, read_json_object
 from glm5_ascend.model.config import SPECS, ModelConfig
+from glm5_ascend.model.config_reader import (
+    LARGEST_LAYERS,
+    KeyReader,
+    attention_types,
+    check_parts,
+    completed,
+    flat_keys,
+    spec_of,
+    vision_sizes,
+)
 
 #: Architectures users confuse with GLM-5, and what to tell them.
 _OTHER_ARCHITECTURES = {
     "glm4_moe": "GLM-4.5/4.6/4.7 has no sparse attention",
-    "glm5_next": "GLM-5.3-Flash (KDA linear attention) is another architecture",
     "deepseek_v32": "DeepSeek-V3.2 rotates RoPE halves, GLM-5 interleaves",
 }
 #: Optional keys that are read, and the JSON type each must have.
@@ -26,7 +35,7 @@ _OPTIONAL: dict[str, type] = {
     "text_config": dict,
 }  # fmt: skip
 #: Largest counts: a damaged number must not become an endless loop. GLM-5 has 78, 1 and 256.
-_LARGEST_COUNT = {"num_hidden_layers": 1000, "num_nextn_predict_layers": 100, "n_routed_experts": 10_000}
+_LARGEST_COUNT = {"num_hidden_layers": LARGEST_LAYERS, "num_nextn_predict_layers": 100, "n_routed_experts": 10_000}
 #: Sizes that are multiplied, and given to engines as 32-bit integers. GLM-5's largest is its context, 202752.
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_attention_heads",
@@ -34,7 +43,6 @@ _SIZES = (
     "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
     "index_n_heads", "index_head_dim", "index_topk", "max_position_embeddings",
 )  # fmt: skip
-_LARGEST_SIZE = 2**31 - 1
 _PER_LAYER = ("mlp_layer_types", "indexer_types")
 
 
@@ -60,29 +68,37 @@ def read_config(directory: Path, *, counts: bool = True, error: type[Glm5Error] 
         raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
     raw = read_json_object(path, max_bytes=MAX_CONFIG_BYTES, error=error, fix="download the file again")
     if counts:
-        check_counts(raw, path)
+        check_counts(flat_keys(raw), path)
     return raw
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     """Do what `load_config` does, for a parsed dictionary."""
-    read = _Reader(raw, path)
     check_architecture(raw, path)
+    spec = SPECS[raw["model_type"]]
+    check_parts(raw, spec, path)
+    raw = flat_keys(completed(raw))
+    read = KeyReader(raw, path)
     check_counts(raw, path)
     layers = read.positive("num_hidden_layers")
+    fixed = {key: value for key, value in spec.fixed_keys.items() if key in _SIZES}
     config = ModelConfig(
         path=path,
         model_type=raw["model_type"],
         num_hidden_layers=layers,
         num_nextn_predict_layers=read.count("num_nextn_predict_layers"),
         rms_norm_eps=read.number("rms_norm_eps"),
-        rope_theta=_rope_theta(raw, path),
+        rope_theta=_rope_theta(raw, path) if fixed.get("qk_rope_head_dim") != 0 else 1.0,
         norm_topk_prob=bool(read.value("norm_topk_prob")),
         routed_scaling_factor=read.number("routed_scaling_factor"),
         mlp_layer_types=_mlp_layer_types(raw, layers, path),
         indexer_types=_indexer_types(raw, layers, path),
         quantization_config=raw.get("quantization_config"),
-        **{key: read.positive(key) for key in _SIZES},
+        attention_types=attention_types(raw, spec, layers, path),
+        vision=vision_sizes(raw, spec, path),
+        **{key: read.positive(key) for key in (*_SIZES, *spec.more_sizes) if key not in fixed},
+        **{key: read.number(key, signed=True) for key in spec.more_numbers},
+        **fixed,  # type: ignore[arg-type]
     )
     _check_fixed_keys(raw, config)
     _check_sizes(config)
@@ -107,44 +123,14 @@ def check_counts(raw: dict[str, Any], path: Path) -> None:
         value = raw.get(key)
         if value is not None and (not isinstance(value, type_) or isinstance(value, bool)):
             raise ConfigError(f"{path}: {key} is {shown(value)}, expected {type_.__name__}", "correct config.json")
-    read = _Reader(raw, path)
+    read, spec = KeyReader(raw, path), spec_of(raw)
     for key in _SIZES:
-        if key in raw:
+        if key in raw and (spec is None or key not in spec.fixed_keys):
             read.positive(key)
     for key in _PER_LAYER:
         types, layers = raw.get(key), raw.get("num_hidden_layers")
         if types is not None and layers is not None and len(types) != layers:
             raise ConfigError(f"{path}: {key} has {len(types)} entries for {layers} layers", "correct config.json")
-
-
-class _Reader:
-    def __init__(self, raw: dict[str, Any], path: Path) -> None:
-        self.raw, self.path = raw, path
-
-    def value(self, key: str) -> Any:
-        if key not in self.raw:
-            raise ConfigError(f"{self.path}: key {key!r} is missing", "use the config.json of the original checkpoint")
-        return self.raw[key]
-
-    def number(self, key: str) -> float:
-        value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected a number > 0", "correct config.json")
-        return float(value)
-
-    def positive(self, key: str) -> int:
-        value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer > 0", "correct config.json")
-        if value > _LARGEST_SIZE:
-            raise ConfigError(f"{self.path}: {key} is {shown(value)}, at most {_LARGEST_SIZE}", "correct config.json")
-        return value
-
-    def count(self, key: str) -> int:
-        value = self.raw.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer >= 0", "correct config.json")
-        return value
 
 
 def check_architecture(raw: dict[str, Any], path: Path) -> None:
@@ -180,7 +166,8 @@ def _check_fixed_keys(raw: dict[str, Any], config: ModelConfig) -> None:
     for key, expected in config.spec.fixed_keys.items():
         if raw.get(key, expected) != expected:
             raise ConfigError(
-                f"{config.path}: {key} is {shown(raw[key])}, GLM-5 has {expected!r}", "give a GLM-5 checkpoint"
+                f"{config.path}: {key} is {shown(raw[key])}, {config.spec.label} has {expected!r}",
+                f"give a {config.spec.label} checkpoint",
             )
 
 
@@ -194,6 +181,16 @@ def _check_sizes(config: ModelConfig) -> None:
     if config.n_routed_experts % config.n_group or config.topk_group > config.n_group:
         groups = f"n_group {config.n_group} / topk_group {config.topk_group}"
         raise ConfigError(f"{config.path}: {groups} do not fit", "correct config.json")
+    if "shared" in config.indexer_types and not config.spec.shared_indexers:
+        raise ConfigError(
+            f"{config.path}: indexer_types has 'shared', but every sparse layer of {config.spec.label} has an indexer",
+            "correct config.json",
+        )
+    if config.index_topk % config.index_kpool:
+        raise ConfigError(
+            f"{config.path}: index_topk {config.index_topk} is no multiple of index_kpool {config.index_kpool}",
+            "correct config.json",
+        )
     if config.qk_rope_head_dim % 2 or config.index_head_dim < config.qk_rope_head_dim:
         raise ConfigError(f"{config.path}: qk_rope_head_dim does not fit", "correct config.json")
 

@@ -152,6 +152,11 @@ GLM5 = ModelSpec(
         "rope_interleave": True,
         "indexer_rope_interleave": True,
     },
+    stated={
+        "scoring_func": ("sigmoid", "vLLM would score experts by softmax"),
+        "topk_method": ("noaux_tc", "vLLM would leave e_score_correction_bias out of the choice of experts"),
+        "indexer_rope_interleave": (True, "vLLM would rotate halves in the indexer and choose other tokens"),
+    },
     mtp_input=("enorm", "hnorm", "eh_proj"),
     mtp_copies={"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"},
     why_float=_WHY_FLOAT,

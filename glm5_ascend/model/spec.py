@@ -7,7 +7,7 @@ Names inside a layer are relative to the layer's prefix; the others are full nam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ FIXED = "fixed"  # never rotated
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight [out, in]; `norm` names the norms of its input, whose gains can be folded into the weight."""
+    """A weight [out, in]; `norm` names the norms of its input, whose gains can be folded into the weight.
+
+    `why_float` says why no engine runs this one quantized, beside `ModelSpec.why_float`.
+    """
 
     name: str
     out: str
@@ -30,6 +33,7 @@ class Linear:
     basis_in: str = FIXED
     basis_out: str = FIXED
     role: str = "linear"  # linear | embedding
+    why_float: str = ""
 
     @property
     def tensor_name(self) -> str:
@@ -50,7 +54,7 @@ class Vector:
 
     name: str
     size: str
-    role: str  # norm | layernorm | layernorm_bias | router_bias
+    role: str  # norm (its readers can take its gain) | layernorm (they cannot) | layernorm_bias | router_bias
     is_table = False
 
     @property
@@ -62,7 +66,41 @@ class Vector:
         return (sizes[self.size],)
 
 
-Weight = Linear | Vector
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor of any shape that is carried over bit for bit; `name` is all of its name, suffix included."""
+
+    name: str
+    dims: tuple[str | int, ...]  # numbers, or names of sizes
+    is_table = False
+
+    @property
+    def tensor_name(self) -> str:
+        return self.name
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+
+Weight = Linear | Vector | Parameter
+
+
+@dataclass(frozen=True)
+class Tower:
+    """Weights beside the language model, such as a vision encoder's: carried over, never quantized.
+
+    `block` is repeated as `blocks.N.NAME`, as often as the size `depth` says; all names lie below `prefix`.
+    """
+
+    prefix: str
+    depth: str
+    block: tuple[Parameter, ...]
+    others: tuple[Parameter, ...]
+
+    def weights(self, sizes: Mapping[str, int]) -> tuple[Parameter, ...]:
+        numbers = range(sizes[self.depth])
+        blocks = (replace(weight, name=f"blocks.{n}.{weight.name}") for n in numbers for weight in self.block)
+        return tuple(replace(weight, name=self.prefix + weight.name) for weight in (*blocks, *self.others))
 
 
 @dataclass(frozen=True)
@@ -122,6 +160,23 @@ class ModelSpec:
         expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
         fixed_keys: keys of config.json that the architecture fixes and the layer maths relies on, with their values;
             a missing key means that value.
+        label: the family's name in messages.
+        text_config, vision_config: keys of config.json that hold the language model's keys and the tower's.
+        defaults: values of keys that config.json may leave out, by transformers' defaults; outputs state them, because
+            other engines have other defaults.
+        vision_defaults: the same in `vision_config`.
+        groups: keys of config.json that hold several others, by their names inside and outside; the inside counts.
+        more_sizes: further keys that must be integers > 0, fields of `ModelConfig`.
+        more_numbers: further keys that must be numbers, fields of `ModelConfig`.
+        stated: keys that must have this value, because engines take another without them, and what they would compute.
+        dense_key: the key that vLLM reads instead of `mlp_layer_types`; None if it reads those.
+        shared_indexers: a layer may work on the positions that an earlier layer's indexer selects.
+        attention_kinds: values of `layer_types`, and the kind of attention that each means; empty without that key.
+        spellings: parts of tensor names as another writer spells them, and as the tables do.
+        tower: weights beside the language model.
+        processor_files: files that turn images into the tower's input; one of them is needed.
+        token_keys: further keys of config.json that are token ids.
+        lacks: commands and steps that do not support this architecture, and why.
         mtp_input: MTP modules that compute the layer's input, besides the embedding.
         mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
         why_float: linears that no reader of the format loads quantized, and the reason.
@@ -141,7 +196,7 @@ class ModelSpec:
     blocks: tuple[Block, ...]
     expert: tuple[Linear, ...]
     subgraphs_of_layer: tuple[Subgraph, ...]
-    subgraph_of_expert: Subgraph
+    subgraph_of_expert: Subgraph | None
     bases: Mapping[str, Basis]
     fixed_keys: Mapping[str, object]
     mtp_input: tuple[str, ...]
@@ -159,6 +214,23 @@ class ModelSpec:
     layers_prefix: str = "model.layers."
     experts_prefix: str = "mlp.experts."
     indexer: str = "self_attn.indexer"
+    label: str = "GLM-5"
+    text_config: str | None = None
+    vision_config: str | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    vision_defaults: Mapping[str, object] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    more_sizes: tuple[str, ...] = ()
+    more_numbers: tuple[str, ...] = ()
+    stated: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+    dense_key: str | None = "first_k_dense_replace"
+    shared_indexers: bool = True
+    attention_kinds: Mapping[str, str] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    tower: Tower | None = None
+    processor_files: tuple[str, ...] = ()
+    token_keys: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expert_projections(self) -> tuple[str, ...]:
@@ -185,9 +257,18 @@ class ModelSpec:
         prefix = self.expert_prefix(expert)
         return tuple(replace(linear, name=f"{prefix}.{linear.name}") for linear in self.expert)
 
-    def expert_subgraph(self, expert: int) -> Subgraph:
+    def expert_subgraphs(self, expert: int) -> tuple[Subgraph, ...]:
+        """Smoothing pairs of one routed expert, names relative to the layer."""
         prefix, pair = self.expert_prefix(expert), self.subgraph_of_expert
-        return Subgraph(pair.kind, f"{prefix}.{pair.source}", tuple(f"{prefix}.{name}" for name in pair.targets))
+        if pair is None:
+            return ()
+        return (Subgraph(pair.kind, f"{prefix}.{pair.source}", tuple(f"{prefix}.{name}" for name in pair.targets)),)
+
+    def spelled(self, name: str) -> str:
+        """Return a tensor's name as the tables spell it."""
+        for other, ours in self.spellings.items():
+            name = name.replace(other, ours, 1)
+        return name
 
 
 def find(weights: Iterable[Weight], name: str) -> Weight:

@@ -20,7 +20,7 @@ from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config, parse_config
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.spec import Linear, Weight
 from glm5_ascend.plan.data_files import Cache, Keys, data_file
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a plan by name does not need
 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
+    config.require("plan")
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     files = CheckpointDir(directory)
     types = _described_types(description, path, config) if path.exists() else _stored_types(files, config)
@@ -194,9 +195,9 @@ def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
     return model if cache in (None, model.cache) else replace(model, cache=str(cache))
 
 
-def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Linear | Vector, int]]:
+def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Weight, int]]:
     """`(prefix, part, count)` of the whole model; the first expert stands for all of its layer."""
-    yield from (("", part, 1) for part in config.spec.global_weights)
+    yield from (("", part, 1) for part in config.global_weights)
     for layer in range(config.num_layers_with_mtp):
         prefix = config.spec.layer_prefix(layer)
         yield from ((prefix, part, 1) for part in config.backbone(layer))

@@ -10,7 +10,7 @@ import functools
 from collections import Counter
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.spec import Vector, Weight
 from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
@@ -123,7 +123,7 @@ def _lies_on(stage: PipelineStage, prefix: str, name: str, drafts: bool) -> bool
     return stage.holds(int(prefix.split(".")[2]), drafts)
 
 
-def _division(part: Linear | Vector) -> str:
+def _division(part: Weight) -> str:
     if part.name.startswith("mlp.experts."):
         return "ep"
     if part.name.startswith("mlp.shared_experts."):
@@ -134,7 +134,7 @@ def _division(part: Linear | Vector) -> str:
     return "tp"
 
 
-def _kind(part: Linear | Vector, mtp: bool) -> str:
+def _kind(part: Weight, mtp: bool) -> str:
     if mtp:
         return "MTP layer"
     for start, kind in (

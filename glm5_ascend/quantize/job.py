@@ -17,7 +17,7 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
 from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
 from glm5_ascend.quantize.estimate.time import seconds, source_bytes
-from glm5_ascend.quantize.options import QuantizeOptions
+from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import require_kernels
@@ -63,6 +63,10 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     replaced = file_stamps(out)
     check_output(source.directory, out, options.overwrite, lambda text: progress(text, 0, layers))
     plan = QuantizationPlan(source, recipe)
+    if plan.last_calibrated_layer >= 0:
+        source.config.require("calibration")
+    if Quantizer(options.engine) is Quantizer.msmodelslim:
+        source.config.require("--engine msmodelslim")
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     max_ram = max_ram or psutil.virtual_memory().total // 2

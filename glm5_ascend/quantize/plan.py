@@ -5,7 +5,6 @@ The plan is complete: names, dtypes and shapes of all output tensors follow from
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYP
 from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.spec import Linear, Subgraph, Vector
+from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Vector, Weight
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
@@ -64,6 +63,11 @@ class QuantizationPlan:
         self.source, self.config, self.recipe = source, source.config, recipe
         self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
         self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
+        if recipe.rotates and not self.config.spec.bases:
+            raise RecipeError(
+                f"recipe {recipe.metadata.config_id}: {self.config.spec.label} cannot be rotated (quarot) yet",
+                "give a recipe for it, such as --recipe flash-w4a8",
+            )
         self.linears: dict[str, LinearPlan] = {}
         self._sizes = self.config.sizes
         for prefix, part in self.config.all_weights():
@@ -152,7 +156,7 @@ class QuantizationPlan:
             entries["optional"] = {"quarot": {"rotation_map": {"global_rotation": "optional/quarot.safetensors"}}}
         return entries
 
-    def uses_inputs(self, prefix: str, parts: Iterable[Linear | Vector]) -> list[str]:
+    def uses_inputs(self, prefix: str, parts: Iterable[Weight]) -> list[str]:
         """Names of the linears among `parts` whose rounding method needs their inputs."""
         linears = [part for part in parts if isinstance(part, Linear)]
         return [part.name for part in linears if self.linears[prefix + part.name].method.needs_inputs]
@@ -161,7 +165,7 @@ class QuantizationPlan:
         """True if something in this layer is decided by calibration data."""
         subgraphs, parts = list(self.config.subgraphs(layer)), list(self.config.backbone(layer))
         if self.config.is_moe(layer):
-            subgraphs.append(self.config.spec.expert_subgraph(0))
+            subgraphs += self.config.spec.expert_subgraphs(0)
             parts += self.config.spec.expert_linears(0)
         prefix = self.config.spec.layer_prefix(layer)
         static = any(
@@ -192,13 +196,13 @@ class QuantizationPlan:
         rotation = 4 * self.config.hidden_size**2 if self.recipe.rotates else 0
         return sum(tensor.nbytes for tensor in self.outputs()) + rotation
 
-    def stored(self, prefix: str, part: Linear | Vector) -> Iterator[OutputTensor]:
+    def stored(self, prefix: str, part: Weight) -> Iterator[OutputTensor]:
         """The tensors one part of the model becomes."""
         module, name, shape = prefix + part.name, prefix + part.tensor_name, part.shape(self._sizes)
         if isinstance(part, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
             yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)
-        elif self.linears[module].scheme == schemes.FLOAT:
+        elif isinstance(part, Parameter) or self.linears[module].scheme == schemes.FLOAT:
             yield OutputTensor(name, self.source.dtype(name), shape, schemes.FLOAT)
         else:
             scheme = self.linears[module].scheme
@@ -217,15 +221,18 @@ class QuantizationPlan:
 
 
 def _kind(config: ModelConfig, name: str) -> str:
-    match = re.match(r"model\.layers\.(\d+)\.(.*)", name)
-    if not match:
+    spec = config.spec
+    layer = spec.layer_of(name)
+    if layer is None:
+        if spec.tower is not None and name.startswith(spec.tower.prefix):
+            return "vision tower"
         return "embeddings, head, final norm" if name != ROT_NAME else "rot (MTP)"
-    if config.is_mtp(int(match[1])):
+    if config.is_mtp(layer):
         return "MTP layer"
-    rest = match[2]
+    rest = name.removeprefix(spec.layer_prefix(layer))
     for needle, kind in (
         (".experts.", "routed experts"), ("shared_experts", "shared experts"), ("indexer", "indexer"),
-        ("mlp.gate.", "router"), ("norm", "norms"), ("mlp.", "dense MLP"),
+        ("mlp.gate.", "router"), ("hc_", "residual streams"), ("norm", "norms"), ("mlp.", "dense MLP"),
     ):  # fmt: skip
         if needle in rest:
             return kind

@@ -10,6 +10,7 @@ from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.config_reader import flat_keys
 
 #: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
 UNUSED = (".rotary_emb.inv_freq",)
@@ -45,7 +46,7 @@ def _check_texts(source: SourceCheckpoint) -> None:
     raw = served_config(read_config(source.directory))
     report = Report(source.directory)
     check_config(raw, report)
-    checkpoint = LoadedCheckpoint(source.directory, source.config, raw, entries=source.files.entries)
+    checkpoint = LoadedCheckpoint(source.directory, source.config, flat_keys(raw), entries=source.files.entries)
     check_stated_dtype(checkpoint, report)
     check_text_files(checkpoint, report)
     errors = [finding for finding in report.findings if finding.level == "error"]

@@ -14,7 +14,8 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.spec import Linear, Subgraph, Vector
+from glm5_ascend.model.config_reader import completed, flat_keys
+from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Weight
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import NO_ROTATION, ExpectedWeights, find_basis, moved_scale, silent_scale
@@ -39,7 +40,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
         )
         return
     comparison = _SourceComparison(checked, ExpectedWeights(source, checked.checkpoint, basis), report)
-    for part in source.config.spec.global_weights:
+    for part in source.config.global_weights:
         comparison.part("", part)
     for layer in range(source.config.num_layers_with_mtp):
         comparison.layer(layer)
@@ -50,7 +51,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
 
 def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
     """Compare config.json; return False if the sizes differ: then weights cannot be compared."""
-    theirs = read_config(source.directory)
+    theirs = flat_keys(completed(read_config(source.directory)))
     ours, missing = checkpoint.raw, object()
     changed = sorted(
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)
@@ -98,7 +99,7 @@ class _SourceComparison:
         for part in config.backbone(layer):
             self.part(prefix, part)
         for expert in range(config.n_routed_experts if config.is_moe(layer) else 0):
-            self._start(prefix, (self.checkpoint.config.spec.expert_subgraph(expert),))
+            self._start(prefix, self.checkpoint.config.spec.expert_subgraphs(expert))
             for part in self.checkpoint.config.spec.expert_linears(expert):
                 self.part(prefix, part)
 
@@ -109,12 +110,14 @@ class _SourceComparison:
         self._scales = {prefix + target: None for subgraph in moved for target in subgraph.targets}
         self._silent = {}
 
-    def part(self, prefix: str, part: Linear | Vector) -> None:
+    def part(self, prefix: str, part: Weight) -> None:
         """Compare one weight; an unreadable one is a finding."""
         module = prefix + part.name
         try:
             if isinstance(part, Linear):
                 self._linear(prefix, part, module)
+            elif isinstance(part, Parameter):
+                self._same_values(prefix + part.tensor_name)
             elif part.role != "norm":  # norms are part of the linears that read them
                 self.unchanged(prefix + part.tensor_name)
         except CheckpointError as error:
@@ -126,6 +129,15 @@ class _SourceComparison:
             comparison, tensor = WeightComparison(), self.checkpoint.read(name).float()
             comparison.add(torch.atleast_2d(tensor), torch.atleast_2d(self.expected.source.read(name)))
             self._record(name, FLOAT, comparison)
+
+    def _same_values(self, name: str) -> None:
+        """Compare a tensor that is carried over: every value, in any dtype that holds it."""
+        if name not in self.complete:
+            return
+        expected = self.expected.source.read(name).to(self.expected.source.dtype(name))
+        if not torch.equal(self.checkpoint.read(name).float(), expected.float()):
+            why = f"does not match {self.report.against}: it is carried over, so every value must be the source's"
+            self.report.error("against.mismatch", why, tensor=name, fix="copy the checkpoint again, or quantize again")
 
     def _linear(self, prefix: str, part: Linear, module: str) -> None:
         needed = {module, *(f"{prefix}{norm}.weight" for norm in part.norm)}

@@ -127,7 +127,7 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
         first, second = (config.spec.layer_prefix(layer) + name for name in config.spec.query_projections)
-        if (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
+        if first in schemes and (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(
                 "description.queries",

@@ -16,6 +16,7 @@ from glm5_ascend.errors import CheckpointError
 _COMPUTED_WITH = (
     INDEX_NAME, DESCRIPTION_NAME, "config.json",
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+    "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
 
 

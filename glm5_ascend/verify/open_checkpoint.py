@@ -5,6 +5,7 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from glm5_ascend.checkpoint.checks.config_keys import check_config
@@ -14,7 +15,9 @@ from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config, read_config
+from glm5_ascend.model.config_reader import completed, flat_keys
 from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.
@@ -35,12 +38,13 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
             f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
         )
     config = load_config(directory)
-    checkpoint = LoadedCheckpoint(directory, config, read_config(directory))
+    raw = read_config(directory)
+    checkpoint = LoadedCheckpoint(directory, config, flat_keys(completed(raw)))
     report.file_of = checkpoint.file_of
-    check_config(checkpoint.raw, report)
+    check_config(raw, report)
     outside = check_tree(directory, report)
     try:
-        checkpoint.description = checkpoint.read_json(DESCRIPTION_NAME)
+        checkpoint.description = _spelled_keys(checkpoint.read_json(DESCRIPTION_NAME), config, report)
     except CheckpointError as error:
         report.error("description.unreadable", error.message, file=DESCRIPTION_NAME, fix=_WITHOUT)
     _open_shards(checkpoint, outside, report)
@@ -49,13 +53,25 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     return checkpoint
 
 
+def _spelled_keys(description: dict[str, object], config: ModelConfig, report: Report) -> dict[str, object]:
+    """Return the description with the spec's names, whichever writer's names it has."""
+    out: dict[str, object] = {}
+    for key, value in description.items():
+        if (name := config.spec.spelled(key)) in out:
+            report.error(
+                "description.key_twice", "two keys of one tensor", tensor=key, file=DESCRIPTION_NAME, fix=_COPY
+            )
+        out[name] = value
+    return out
+
+
 def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report) -> None:
-    directory = checkpoint.directory
+    directory, spelled = checkpoint.directory, checkpoint.config.spec.spelled
     present = {path.name for path in directory.glob("*.safetensors")}
-    weight_map = None if INDEX_NAME in outside else _weight_map(directory, INDEX_NAME, report)
+    weight_map = None if INDEX_NAME in outside else _weight_map(directory, INDEX_NAME, spelled, report)
     promised = weight_map
     if weight_map is None and REFERENCE_INDEX not in outside:
-        promised = _weight_map(directory, REFERENCE_INDEX, report)  # it only says which tensors should exist
+        promised = _weight_map(directory, REFERENCE_INDEX, spelled, report)  # it only says which tensors should exist
     if not (directory / INDEX_NAME).exists():
         report.warning(
             "index.missing",
@@ -91,9 +107,10 @@ def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report
     _locate(checkpoint, promised, report)
 
 
-def _weight_map(directory: Path, name: str, report: Report) -> dict[str, str] | None:
+def _weight_map(directory: Path, name: str, spelled: Callable[[str], str], report: Report) -> dict[str, str] | None:
     try:
-        return read_weight_map(directory, name)
+        weight_map = read_weight_map(directory, name)
+        return weight_map and {spelled(tensor): file for tensor, file in weight_map.items()}
     except CheckpointError as error:
         report.error("index.damaged", error.message, file=name, fix=error.tip)
         return None
@@ -101,8 +118,11 @@ def _weight_map(directory: Path, name: str, report: Report) -> dict[str, str] | 
 
 def _locate(checkpoint: LoadedCheckpoint, promised: dict[str, str], report: Report) -> None:
     """Fill the entries from the shards, and compare them with the index."""
+    names_of: dict[str, set[str]] = {}
     for file, shard in checkpoint.shards.items():
-        for name, entry in shard.entries.items():
+        names_of[file] = set(map(checkpoint.config.spec.spelled, shard.entries))
+        for entry in shard.entries.values():
+            name = checkpoint.config.spec.spelled(entry.name)
             if name in checkpoint.entries:
                 other = checkpoint.file_of[name]
                 why = f"also in {other}: the order of the files decides which one is loaded"
@@ -115,6 +135,6 @@ def _locate(checkpoint: LoadedCheckpoint, promised: dict[str, str], report: Repo
             checkpoint.entries[name], checkpoint.file_of[name] = entry, file
             checkpoint.unreadable.discard(name)
     for name, file in promised.items():
-        if file in checkpoint.shards and name not in checkpoint.shards[file].entries:
+        if file in checkpoint.shards and name not in names_of[file]:
             why = "the index lists it, the shard does not hold it"
             report.error("index.tensor_missing", why, tensor=name, file=file, fix=_COPY_BOTH)

@@ -127,7 +127,10 @@ def test_fusing_alone_and_moving_scales_compute_the_same(tmp_path: Path) -> None
             return
         generator = torch.Generator().manual_seed(layer)
         experts = range(config.n_routed_experts) if config.is_moe(layer) else ()
-        for subgraph in (*config.subgraphs(layer), *(source.config.spec.expert_subgraph(e) for e in experts)):
+        for subgraph in (
+            *config.subgraphs(layer),
+            *(pair for e in experts for pair in source.config.spec.expert_subgraphs(e)),
+        ):
             channels = tensors[f"{subgraph.targets[0]}.weight"].shape[1]
             move_scale(tensors, config, subgraph, torch.rand(channels, generator=generator) * 4 + 0.25)
 

@@ -67,7 +67,7 @@ def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, na
     plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))
     for layer in range(plan.config.num_hidden_layers):
         pairs = [pair for pair in plan.config.subgraphs(layer) if pair.kind == "up-down"]
-        pairs += [plan.config.spec.expert_subgraph(0)] if plan.config.is_moe(layer) else []
+        pairs += plan.config.spec.expert_subgraphs(0) if plan.config.is_moe(layer) else []
         rounded = [
             p for p in pairs if plan.linears[plan.config.spec.layer_prefix(layer) + p.targets[0]].scheme != "FLOAT"
         ]

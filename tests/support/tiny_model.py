@@ -7,6 +7,7 @@ that whatever takes a real checkpoint takes this one. torch, safetensors and tok
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ SHARED_INDEXER: dict[str, Any] = {
     "indexer_types": ["full", "full", "full", "shared"],
 }
 FP8_BLOCK = 128
+FP8_KEYS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
 
 
 def tiny_config(**overrides: Any) -> dict[str, Any]:
@@ -99,18 +101,42 @@ def write_tiny_model(
         mtp_copies: store the MTP layer's embedding and head, which a source may leave out.
         overrides: keys of config.json, e.g. `**SHARED_INDEXER`.
     """
+    config = tiny_config(**{"dtype": "bfloat16" if dtype == "fp8" else dtype} | overrides)
+    if dtype == "fp8":
+        config["quantization_config"] = FP8_KEYS
+    return write_random_model(
+        directory,
+        config,
+        dtype=dtype,
+        shards=shards,
+        index=index,
+        mtp_copies=mtp_copies,
+        tokenizer=tokenizer,
+        seed=seed,
+    )
+
+
+def write_random_model(
+    directory: Path,
+    config: dict[str, Any],
+    *,
+    dtype: str,
+    shards: int = 1,
+    index: bool = True,
+    mtp_copies: bool = True,
+    tokenizer: bool = True,
+    seed: int = 0,
+    spelled: Callable[[str], str] = str,
+) -> Path:
+    """Write the tensors that `config` describes, random; `spelled` gives the name that each is stored by."""
     import torch
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(**{"dtype": "bfloat16" if dtype == "fp8" else dtype} | overrides)
-    if dtype == "fp8":
-        block = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
-        config["quantization_config"] = block
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [0], "pad_token_id": 0}))
     tensors = _random_tensors(directory, mtp_copies, torch.Generator().manual_seed(seed))
-    stored = _store(tensors, dtype)
+    stored = {spelled(name): tensor for name, tensor in _store(tensors, dtype).items()}
     names, weight_map = list(stored), {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
@@ -130,7 +156,7 @@ def _random_tensors(directory: Path, mtp_copies: bool, generator: torch.Generato
     import torch
 
     from glm5_ascend.model.config_file import load_config
-    from glm5_ascend.model.spec import Linear
+    from glm5_ascend.model.spec import Linear, Parameter
 
     config = load_config(directory)
     size = config.sizes
@@ -143,6 +169,8 @@ def _random_tensors(directory: Path, mtp_copies: bool, generator: torch.Generato
                     tensors[prefix + part.tensor_name] = tensors[f"{config.spec.mtp_copies[part.name]}.weight"].clone()
                 continue
             noise = noise if part.role == "embedding" else noise * noise.shape[1] ** -0.5
+        elif isinstance(part, Parameter):
+            noise = noise * noise[0].numel() ** -0.5
         elif part.role in ("norm", "layernorm"):
             noise = (1 + 0.3 * noise).clamp_min(0.2)  # far from one: a gain folded wrongly must show
         else:

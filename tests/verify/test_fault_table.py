@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.verify import Report, verify
-from tests.verify.faults import keys, texts, values
+from tests.verify.faults import flash, keys, texts, values
 from tests.verify.faults.row import ALL, HASHES, QUICK, SOURCE, Linked, Row
 
-ROWS: list[Row] = [*keys.ROWS, *texts.ROWS, *values.ROWS]
+ROWS: list[Row] = [*keys.ROWS, *texts.ROWS, *values.ROWS, *flash.ROWS]
+
+
+@pytest.fixture(scope="session")
+def sources(tiny_source: Path, tiny_flash: Path) -> dict[str, Path]:
+    return {"glm5": tiny_source, "flash": tiny_flash}
 
 
 def called(mode: str, ck: Linked, source: Path) -> Report:
@@ -20,25 +25,27 @@ def called(mode: str, ck: Linked, source: Path) -> Report:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_planted_fault(row: Row, tiny_quantized: Callable[[str], Path], tiny_source: Path, tmp_path: Path) -> None:
+def test_planted_fault(row: Row, tiny_quantized: Callable[..., Path], sources: dict[str, Path], tmp_path: Path) -> None:
     """The least way of calling that finds it, and the next lower one, which must not."""
     least = ALL.index(row.modes[0])
-    check_modes(row, ALL[max(least - 1, 0) : least + 1], tiny_quantized(row.recipe), tiny_source, tmp_path)
+    source = sources[row.model]
+    check_modes(row, ALL[max(least - 1, 0) : least + 1], tiny_quantized(row.recipe, source), source, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_all_modes(row: Row, tiny_quantized: Callable[[str], Path], tiny_source: Path, tmp_path: Path) -> None:
-    check_modes(row, ALL, tiny_quantized(row.recipe), tiny_source, tmp_path)
+def test_all_modes(row: Row, tiny_quantized: Callable[..., Path], sources: dict[str, Path], tmp_path: Path) -> None:
+    source = sources[row.model]
+    check_modes(row, ALL, tiny_quantized(row.recipe, source), source, tmp_path)
 
 
-def check_modes(row: Row, modes: str, correct: Path, tiny_source: Path, tmp_path: Path) -> None:
+def check_modes(row: Row, modes: str, correct: Path, source: Path, tmp_path: Path) -> None:
     ck = Linked(correct, tmp_path / "copy")
     row.edit(ck)
     for mode in sorted(modes, key=lambda mode: mode != HASHES):  # hashes are removed for the others
         if mode != HASHES:
             ck.forget_hashes()
-        report = called(mode, ck, tiny_source)
+        report = called(mode, ck, source)
         lines = [f.line() for f in report.findings if f.level == row.level and re.search(row.words, f.line())]
         text = "\n".join(report.lines())
         assert bool(lines) == (mode in row.modes), f"{mode}: {text}"

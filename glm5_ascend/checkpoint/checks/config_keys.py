@@ -13,14 +13,10 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_file import indexer_schedule
+from glm5_ascend.model.config_reader import completed, flat_keys
+from glm5_ascend.model.spec import ModelSpec
 
 CONFIG = "config.json"
-#: Without the key an engine takes another default than GLM-5's: (value, what it would compute).
-_DEFAULTS_DIFFER = {
-    "scoring_func": ("sigmoid", "vLLM would score experts by softmax"),
-    "topk_method": ("noaux_tc", "vLLM would leave e_score_correction_bias out of the choice of experts"),
-    "indexer_rope_interleave": (True, "vLLM would rotate halves in the indexer and choose other tokens"),
-}
 #: Two keys that must agree, and who reads the second one instead of the first.
 _ALIASES = {
     "num_local_experts": ("n_routed_experts", "transformers and vLLM read it as n_routed_experts"),
@@ -40,22 +36,35 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
             if key in part:
                 why = f"{where}{key} is present: the engine would never open {DESCRIPTION_NAME}"
                 _error(report, key, why, "remove it from a quantized checkpoint; an FP8 source needs it")
-    architectures, expected = raw.get("architectures"), SPECS[raw["model_type"]].architecture
+    spec = SPECS[raw["model_type"]]
+    architectures, expected = raw.get("architectures"), spec.architecture
     if not isinstance(architectures, list) or expected not in architectures:
         why = f"architectures is {architectures!r:.80}: vLLM would serve embeddings or another model"
         _error(report, "architectures", why, f'write "architectures": ["{expected}"]')
     if raw.get("auto_map"):
         why = "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
         _error(report, "auto_map", why)
-    _check_dtype(raw, report)
-    _check_experts(raw, report)
-    _check_rope(raw, report)
-    _check_end_tokens(raw, report)
-    _check_indexer_schedule(raw, report)
+    _check_defaults(raw, spec, report)
+    keys = flat_keys(completed(raw))
+    _check_dtype(keys, report)
+    _check_experts(keys, spec, report)
+    _check_rope(keys, report)
+    _check_end_tokens(keys, spec, report)
+    _check_indexer_schedule(keys, report)
 
 
 def _error(report: Report, key: str, message: str, fix: str = "remove the key") -> None:
     report.error(f"config.{key}", message, file=CONFIG, fix=fix)
+
+
+def _check_defaults(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
+    """Report keys that transformers leaves out where they have its default: engines have other defaults."""
+    parts = ((spec.text_config, spec.defaults, flat_keys(raw)),
+             (spec.vision_config, spec.vision_defaults, raw.get(spec.vision_config or "", {})))  # fmt: skip
+    for part, defaults, given in parts:
+        if missing := [key for key in defaults if key not in given]:
+            why = f"{part} lacks {', '.join(missing[:8])}: engines have other defaults than transformers"
+            _error(report, str(part), why, "quantize again: the output states them")
 
 
 def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
@@ -76,23 +85,25 @@ def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
         )
 
 
-def _check_experts(raw: Mapping[str, Any], report: Report) -> None:
-    for key, (expected, effect) in _DEFAULTS_DIFFER.items():
+def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
+    for key, (expected, effect) in spec.stated.items():
         if raw.get(key) != expected:
             stated = f"is {raw[key]!r:.40}" if key in raw else "is missing"
-            _error(report, key, f"{key} {stated}, GLM-5 has {expected!r}: {effect}", f"write {key}: {expected!r}")
+            _error(
+                report, key, f"{key} {stated}, {spec.label} has {expected!r}: {effect}", f"write {key}: {expected!r}"
+            )
     for key, (meant, effect) in _ALIASES.items():
         if raw.get(key) is not None and raw[key] != raw.get(meant):
             _error(report, key, f"{key} is {raw[key]!r:.40}, but {meant} {raw.get(meant)!r:.40}: {effect}")
     if raw.get("moe_layer_freq", 1) != 1:
         why = f"moe_layer_freq is {raw['moe_layer_freq']!r:.40}: vLLM would build dense layers among those with experts"
         _error(report, "moe_layer_freq", why)
-    types, dense = raw.get("mlp_layer_types"), raw.get("first_k_dense_replace")
-    if types is not None and dense is None:
+    types = raw.get("mlp_layer_types")
+    if spec.dense_key is not None and types is not None and raw.get(spec.dense_key) is None:
         leading = next((i for i, kind in enumerate(types) if kind != "dense"), len(types))
         if leading != _DEFAULT_DENSE or "dense" in types[leading:]:
-            why = f"first_k_dense_replace is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
-            _error(report, "first_k_dense_replace", why, f"write first_k_dense_replace: {leading}")
+            why = f"{spec.dense_key} is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
+            _error(report, spec.dense_key, why, f"write {spec.dense_key}: {leading}")
 
 
 def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
@@ -120,9 +131,9 @@ def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
             )
 
 
-def _check_end_tokens(raw: Mapping[str, Any], report: Report) -> None:
+def _check_end_tokens(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
     """Ids that no embedding row stands for; an eos that is no id ends no answer."""
-    for key in ("eos_token_id", "pad_token_id", "bos_token_id"):
+    for key in ("eos_token_id", "pad_token_id", "bos_token_id", *spec.token_keys):
         problem = bad_ids(raw.get(key), raw["vocab_size"], several=key == "eos_token_id")
         if problem:
             _error(report, key, f"{key} {problem}", "restore it from the source's config.json")

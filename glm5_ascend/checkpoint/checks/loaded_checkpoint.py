@@ -35,7 +35,8 @@ class LoadedCheckpoint:
     """All parts of a checkpoint that could be read.
 
     Attributes:
-        raw: config.json as parsed JSON.
+        raw: keys of config.json that belong to the language model, see `flat_keys`.
+        entries: by the spec's spelling of the names, as are the keys of the description.
         description: content of quant_model_description.json, None if it cannot be read.
         file_of: tensor -> file, of tensors that exist or that an index promises.
         unreadable: tensors an index places in a file that is missing or damaged: reported once, with the file.
@@ -68,7 +69,7 @@ class LoadedCheckpoint:
         Raises:
             CheckpointError: it cannot be read, or not to its end.
         """
-        return self.shards[self.file_of[name]].read(name)
+        return self.shards[self.file_of[name]].read(self.entries[name].name)
 
     def span(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of the tensor, flat."""

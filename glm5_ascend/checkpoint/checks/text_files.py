@@ -45,6 +45,7 @@ def check_text_files(checkpoint: LoadedCheckpoint, report: Report) -> None:
     for name in _TOKENS:
         _read(checkpoint, name, "files.tokenizer", report)
     check_template(checkpoint, settings, ids, report)
+    _check_processor(checkpoint, report)
     generation = _read(checkpoint, _GENERATION, "files.generation_config", report) or {}
     for problem in _generation_problems(checkpoint, generation):
         report.error("files.generation_config", problem, file=_GENERATION, fix="copy the source's")
@@ -60,6 +61,20 @@ def _check_there(directory: Path, report: Report) -> None:
     elif not (directory / SETTINGS).is_file():
         why = "not found: the server knows neither the class of the tokenizer nor its special tokens"
         report.error("files.tokenizer", why, file=SETTINGS, fix=COPY)
+
+
+def _check_processor(checkpoint: LoadedCheckpoint, report: Report) -> None:
+    """Check the files that turn images into the tower's input, where the model has one."""
+    files = checkpoint.config.spec.processor_files
+    for name in files:
+        _read(checkpoint, name, "files.processor", report)
+    if files and not any((checkpoint.directory / name).is_file() for name in files):
+        report.warning(
+            "files.processor",
+            f"neither {' nor '.join(files)}: no engine can read images",
+            file=files[0],
+            fix="copy the source's",
+        )
 
 
 def _read(checkpoint: LoadedCheckpoint, name: str, kind: str, report: Report) -> dict[str, Any] | None:
@@ -92,7 +107,7 @@ def _generation_problems(checkpoint: LoadedCheckpoint, generation: dict[str, Any
 
 def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Report) -> None:
     """A tokenizer that is sound but another one gives fluent nonsense: it must be the source's."""
-    for name in (TOKENIZER, SETTINGS, *_TOKENS, LEGACY, _GENERATION):
+    for name in (TOKENIZER, SETTINGS, *_TOKENS, LEGACY, _GENERATION, *checkpoint.config.spec.processor_files):
         _compare_json(checkpoint, source, name, report)
     paths = (*source.iterdir(), *checkpoint.directory.iterdir())
     for name in sorted({path.name for path in paths if path.name.endswith(_BYTES)}):
@@ -108,7 +123,9 @@ def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report:
     """Error where ids or end tokens differ; what a library writes of its own is free."""
     if not (source / name).is_file():
         return  # a source without one has nothing to compare
-    kind = "against.tokenizer" if name != _GENERATION else "against.generation_config"
+    kind = "against.generation_config" if name == _GENERATION else "against.tokenizer"
+    if name in checkpoint.config.spec.processor_files:
+        kind = "against.processor"
     if not (checkpoint.directory / name).exists():
         if name not in (TOKENIZER, SETTINGS):  # reported by the check without a source
             report.error(kind, "not found; the source has one", file=name, fix=COPY)

@@ -55,6 +55,7 @@ def prepare(options: AnalyzeOptions) -> Analysis:
     """
     path = find_recipe(options.recipe)
     recipe, source = load_recipe(path), SourceCheckpoint(Path(options.source))
+    source.config.require("analyze")
     plan = QuantizationPlan(source, recipe)
     text, note = calibration_text(recipe, options.calib)
     notes = [note] * bool(note)

@@ -82,6 +82,7 @@ class StoredModel:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = load_config(directory)
+        self.config.require("eval")
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
         self.quantized = CheckpointDir(directory) if self.description else None

@@ -15,7 +15,7 @@ from glm5_ascend.checkpoint.types import GIB
 from glm5_ascend.errors import OutputError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.spec import Linear, Weight
 from glm5_ascend.quantize.calibration.forward import ROWS_AT_ONCE
 from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_ROWS
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -58,7 +58,7 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
     return [*phases, (0, expert)]
 
 
-def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Linear | Vector]) -> int:
+def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Weight]) -> int:
     """Bytes of the rounding states of all distinct inputs."""
     prefix, size = plan.config.spec.layer_prefix(layer), plan.config.sizes
     linears = [part for part in parts if isinstance(part, Linear)]

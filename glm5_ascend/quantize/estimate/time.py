@@ -90,7 +90,7 @@ def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
     for layer in range(plan.last_calibrated_layer + 1):
         searches = [(search, 1) for search in plan.smoothing(layer, c.subgraphs(layer))]
         if c.is_moe(layer):
-            searches += [(s, c.n_routed_experts) for s in plan.smoothing(layer, [c.spec.expert_subgraph(0)])]
+            searches += [(s, c.n_routed_experts) for s in plan.smoothing(layer, c.spec.expert_subgraphs(0))]
         parts = [*c.backbone(layer), *c.spec.expert_linears(0)]
         for search, times in searches:
             target = find(parts, search.subgraph.targets[0])

@@ -6,13 +6,13 @@ import torch
 
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.spec import Linear, Subgraph, Vector
+from glm5_ascend.model.spec import Linear, Subgraph, Vector, Weight
 
 #: Tensors by the names of the spec's tables.
 Tensors = dict[str, torch.Tensor]
 
 
-def fuse_and_rotate(tensor: torch.Tensor, part: Linear | Vector, gains: Tensors, rotations: Rotations) -> None:
+def fuse_and_rotate(tensor: torch.Tensor, part: Weight, gains: Tensors, rotations: Rotations) -> None:
     """Fold the gains g of the RMSNorms that a linear reads into it, and rotate it: W <- R_out^T W diag(g) R_in.
 
     A norm's own gain becomes 1. Works in place.
@@ -21,7 +21,7 @@ def fuse_and_rotate(tensor: torch.Tensor, part: Linear | Vector, gains: Tensors,
         if part.norm:
             tensor *= torch.cat([gains[norm] for norm in part.norm])
         rotations.rotate_weight(tensor, part.basis_in, part.basis_out)
-    elif part.role == "norm":
+    elif isinstance(part, Vector) and part.role == "norm":
         tensor.fill_(1.0)
 
 

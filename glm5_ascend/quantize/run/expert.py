@@ -65,7 +65,7 @@ def smooth_expert(plan: QuantizationPlan, tensors: Tensors, layer: int, expert: 
     prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
     methods = {plan.linears[prefix + part.name].method for part in parts}
     inputs = run_expert(tensors, parts, expert, routed, methods)
-    searches = list(plan.smoothing(layer, [plan.config.spec.expert_subgraph(expert)]))
+    searches = list(plan.smoothing(layer, plan.config.spec.expert_subgraphs(expert)))
     if inputs.down.tokens < COLD_EXPERT_TOKENS:
         return SmoothedExpert(inputs, None, {}, bool(searches or plan.uses_inputs(prefix, parts)))
     scale = None

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.model.spec import Linear, Vector, input_readers
+from glm5_ascend.model.spec import Linear, Weight, input_readers
 from glm5_ascend.quantize.calibration.forward import (
     LayerStreams,
     Routed,
@@ -159,7 +159,7 @@ class LayerQuantizer:
                 write_table(self.weights, self.store, self.workers, self.prefix, part, self.gains)
         states = self._prepare(statistics, scales) if statistics else {}
 
-        def write_block(block: tuple[Linear | Vector, int, int]) -> ErrorSums:
+        def write_block(block: tuple[Weight, int, int]) -> ErrorSums:
             part, start, stop = block
             rows, activation = tensors[part.tensor_name][start:stop], self._range(part, statistics, scales)
             return self.store.write_rows(self.prefix, part, rows, start, activation, states.get(part.name))
@@ -172,7 +172,7 @@ class LayerQuantizer:
         unit = WorkUnit.backbone(self.layer)
         self.store.finish(unit, UnitRecord(errors, checksum=self.store.checksum(unit)))
 
-    def _range(self, part: Linear | Vector, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
+    def _range(self, part: Weight, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
         if part.name not in statistics or self.store.scheme(self.prefix, part) != schemes.W8A8:
             return None
         return statistics[part.name].range_after(scales.get(part.name))

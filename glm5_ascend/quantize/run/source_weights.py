@@ -10,7 +10,7 @@ import torch
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.spec import Vector, Weight
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate
 from glm5_ascend.quantize.run.blocks import blocks
 from glm5_ascend.quantize.workers import Workers
@@ -28,7 +28,7 @@ class FloatWeights:
         self.source, self.rotations, self.device = source, rotations, device
         self._size = source.config.sizes
 
-    def gains(self, prefix: str, parts: Iterable[Linear | Vector]) -> Tensors:
+    def gains(self, prefix: str, parts: Iterable[Weight]) -> Tensors:
         """The norms' gains as stored, by module name."""
         gains = {}
         for part in parts:
@@ -37,7 +37,7 @@ class FloatWeights:
                 gains[part.name] = self._finite(name, self.source.read(name)).to(self.device)
         return gains
 
-    def load(self, prefix: str, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
+    def load(self, prefix: str, part: Weight, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
         name = part.tensor_name
         tensor = torch.empty(part.shape(self._size), device=self.device)
@@ -45,26 +45,24 @@ class FloatWeights:
             tensor[start:stop] = self._finite(prefix + name, self.source.read_rows(prefix + name, start, stop))
         return self._transform(tensor, part, gains)
 
-    def load_all(
-        self, prefix: str, parts: Iterable[Linear | Vector], gains: Tensors, workers: Workers | None = None
-    ) -> Tensors:
+    def load_all(self, prefix: str, parts: Iterable[Weight], gains: Tensors, workers: Workers | None = None) -> Tensors:
         """Several parts by tensor name, read in parallel if there are workers."""
         # The largest first: the threads end at about the same time.
         parts = sorted(parts, key=lambda part: -torch.Size(part.shape(self._size)).numel())
 
-        def load(part: Linear | Vector) -> torch.Tensor:
+        def load(part: Weight) -> torch.Tensor:
             return self.load(prefix, part, gains)
 
         loaded = workers.map(load, parts) if workers is not None else map(load, parts)
         return {part.tensor_name: tensor for part, tensor in zip(parts, loaded, strict=True)}
 
-    def rows(self, prefix: str, part: Linear | Vector, gains: Tensors, start: int, stop: int) -> torch.Tensor:
+    def rows(self, prefix: str, part: Weight, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
         name = prefix + part.tensor_name
         rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
         return self._transform(rows, part, gains)
 
-    def lookup(self, prefix: str, part: Linear | Vector, ids: torch.Tensor) -> torch.Tensor:
+    def lookup(self, prefix: str, part: Weight, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
         name, (unique, inverse) = prefix + part.tensor_name, ids.unique(return_inverse=True)
         read = torch.cat([self.source.read_rows(name, row, row + 1) for row in unique.tolist()])
@@ -84,7 +82,7 @@ class FloatWeights:
                 )
         return tensor
 
-    def _transform(self, tensor: torch.Tensor, part: Linear | Vector, gains: Tensors) -> torch.Tensor:
+    def _transform(self, tensor: torch.Tensor, part: Weight, gains: Tensors) -> torch.Tensor:
         if self.rotations is not None:
             fuse_and_rotate(tensor, part, gains, self.rotations)
         return tensor

@@ -13,7 +13,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.files.written import file_checksum
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.spec import Linear, Vector, Weight
 from glm5_ascend.quantize.methods.method import RoundingState
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -55,13 +55,13 @@ class Store:
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
-    def scheme(self, prefix: str, part: Linear | Vector) -> str:
+    def scheme(self, prefix: str, part: Weight) -> str:
         return self.plan.linears[prefix + part.name].scheme if isinstance(part, Linear) else schemes.FLOAT
 
     def write_rows(
         self,
         prefix: str,
-        part: Linear | Vector,
+        part: Weight,
         rows: torch.Tensor,
         start: int,
         activation: ActivationRange | None = None,
@@ -82,9 +82,7 @@ class Store:
             self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
         return {scheme: (rounded.squared_error, rounded.squared_weight)}
 
-    def write(
-        self, prefix: str, part: Linear | Vector, tensor: torch.Tensor, state: RoundingState | None = None
-    ) -> ErrorSums:
+    def write(self, prefix: str, part: Weight, tensor: torch.Tensor, state: RoundingState | None = None) -> ErrorSums:
         """Write a whole part."""
         errors: ErrorSums = {}
         for start, stop in blocks(tuple(tensor.shape)):
@@ -102,7 +100,7 @@ class Store:
         """Names of all tensors that a unit writes."""
         config, spec = self.plan.config, self.plan.config.spec
         if unit == GLOBALS:
-            prefix, parts = "", spec.global_weights
+            prefix, parts = "", config.global_weights
         else:
             prefix, expert = spec.layer_prefix(unit.layer_number), unit.expert_number
             parts = config.backbone(unit.layer_number) if expert is None else spec.expert_linears(expert)

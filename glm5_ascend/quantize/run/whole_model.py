@@ -54,7 +54,7 @@ def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> Non
     if GLOBALS in store.journal:
         writer.expect_no_more(*store.tensor_names(GLOBALS))
         return
-    parts = plan.config.spec.global_weights
+    parts = plan.config.global_weights
     gains = weights.gains("", parts)
     for part in parts:
         if isinstance(part, Linear):

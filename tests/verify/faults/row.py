@@ -63,7 +63,7 @@ class Row:
         level: of the finding.
         words: regular expression that one line of a finding of that level must match.
         modes: ways of calling that find it; all others must find nothing wrong.
-        recipe: of the checkpoint that is edited.
+        recipe, model: of the checkpoint that is edited; "glm5" or "flash".
     """
 
     kind: str
@@ -73,6 +73,7 @@ class Row:
     level: str = "error"
     modes: str = ALL
     recipe: str = "w4a8"
+    model: str = "glm5"
 
     @property
     def name(self) -> str:

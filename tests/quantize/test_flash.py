@@ -1,0 +1,209 @@
+"""GLM-5.3-Flash: data-free W4A8 and W8A8, what is carried over, both spellings of its names, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.verify import verify
+from tests.support.command import assert_one_clear_line, in_process
+from tests.support.tiny_flash import as_msmodelslim, tiny_flash_config, write_tiny_flash
+from tests.support.tiny_model import write_tiny_model
+
+Quantized = Callable[..., Path]
+LAYERS = "model.language_model.layers."
+EXPERT_TYPES = {"flash-w4a8": "W4A8_DYNAMIC", "flash-w8a8": "W8A8_DYNAMIC"}
+SHARD = "model-00001-of-00001.safetensors"
+
+
+def description(directory: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((directory / "quant_model_description.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("recipe", EXPERT_TYPES)
+def test_types_are_those_of_the_published_checkpoint(recipe: str, tiny_quantized: Quantized, tiny_flash: Path) -> None:
+    described = description(tiny_quantized(recipe, tiny_flash))
+    assert described["group_size"] == 0 and described["version"] == "1.0.0" and "is_rot_used" not in described
+    for name, kind in described.items():
+        if "." not in name:
+            continue
+        mtp = name.startswith(f"{LAYERS}4.")
+        if ".mlp.experts." in name and not mtp:
+            assert kind == EXPERT_TYPES[recipe], name
+        elif ".mlp." in name and ".mlp.gate." not in name and "visual" not in name and not mtp:
+            assert kind == "W8A8_DYNAMIC", name
+        else:
+            assert kind == "FLOAT", name
+    assert described.keys() >= {f"{LAYERS}0.self_attn.A_log", "model.visual.blocks.1.attn.qkv.bias"}
+
+
+@pytest.mark.parametrize("recipe", EXPERT_TYPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "fp8"])
+def test_output_is_clean_and_matches_its_source(
+    recipe: str, dtype: str, tiny_quantized: Quantized, tmp_path: Path
+) -> None:
+    source = write_tiny_flash(tmp_path / "source", dtype=dtype, shards=2)
+    out = tiny_quantized(recipe, source)
+    for against in (None, source):
+        report = verify(out, against=against)
+        assert report.ok and not report.findings, "\n".join(report.lines())
+    assert report.errors_by_tensor
+    for row in report.errors_by_tensor:
+        assert row.relative_error < row.limit / 2, row
+
+
+def test_tower_streams_and_files_keep_their_bytes(tiny_quantized: Quantized, tiny_flash: Path) -> None:
+    out = tiny_quantized("flash-w4a8", tiny_flash)
+    ours, theirs = CheckpointDir(out), CheckpointDir(tiny_flash)
+    kept = [n for n in theirs.entries if any(part in n for part in ("visual", "hc_", "A_log", "dt_bias", "conv1d"))]
+    assert len(kept) == 78
+    for name in (*kept, f"{LAYERS}1.self_attn.indexer.index_kpool_compress_gate", "lm_head.weight"):
+        assert ours.read(name).dtype is theirs.read(name).dtype
+        assert torch.equal(ours.read(name), theirs.read(name)), name
+    for name in ("config.json", "processor_config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (tiny_flash / name).read_bytes()
+    hashed = json.loads((out / "glm5_ascend_provenance.json").read_text())["outputs"]
+    assert "processor_config.json" in hashed
+
+
+def test_msmodelslims_names_give_the_same_checkpoint(
+    tiny_quantized: Quantized, tiny_flash: Path, tmp_path: Path
+) -> None:
+    source = write_tiny_flash(tmp_path / "source", msmodelslim=True)
+    assert as_msmodelslim(f"{LAYERS}0.hc_attn_fn") in CheckpointDir(source)
+    first, second = (
+        CheckpointDir(tiny_quantized("flash-w4a8", tiny_flash)),
+        CheckpointDir(tiny_quantized("flash-w4a8", source)),
+    )
+    assert first.entries.keys() == second.entries.keys()
+    assert all(torch.equal(first.read(name), second.read(name)) for name in first.entries)
+
+
+def test_a_checkpoint_with_msmodelslims_names_is_verified(
+    tiny_quantized: Quantized, tiny_flash: Path, editable: Callable[[Path], Path]
+) -> None:
+    out = editable(tiny_quantized("flash-w8a8", tiny_flash))
+    (out / "glm5_ascend_provenance.json").unlink()
+    (shard,) = out.glob("*.safetensors")
+    save_file({as_msmodelslim(name): tensor for name, tensor in load_file(shard).items()}, shard, {"format": "pt"})
+    for name, part in (("model.safetensors.index.json", "weight_map"), ("quant_model_description.json", None)):
+        content = json.loads((out / name).read_text())
+        renamed = {as_msmodelslim(key): value for key, value in (content[part] if part else content).items()}
+        (out / name).write_text(json.dumps(content | {part: renamed} if part else renamed))
+    for against in (None, tiny_flash):
+        report = verify(out, against=against)
+        assert report.ok and not report.findings, "\n".join(report.lines())
+
+
+def test_keys_that_transformers_leaves_out_are_stated(tmp_path: Path) -> None:
+    """It writes what differs from its defaults; vllm-ascend has other defaults."""
+    source = write_tiny_flash(tmp_path / "source", index_kpool=16, swiglu_limit=10.0)
+    config = json.loads((source / "config.json").read_text())
+    for key in ("index_kpool", "swiglu_limit", "topk_method", "scoring_func", "hc_mult", "n_shared_experts"):
+        del config["text_config"][key]
+    del config["vision_config"]["swiglu_limit"]
+    (source / "config.json").write_text(json.dumps(config))
+    assert in_process("quantize", source, tmp_path / "out", "--recipe", "flash-w4a8").returncode == 0
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["text_config"]["index_kpool"] == 16 and written["text_config"]["topk_method"] == "noaux_tc"
+    assert written["vision_config"]["swiglu_limit"] == 10.0
+    report = verify(tmp_path / "out", against=source)
+    assert report.ok and not report.findings, "\n".join(report.lines())
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    """Remove tensors of a source with one shard."""
+
+    def edit(source: Path) -> None:
+        tensors = {name: x for name, x in load_file(source / SHARD).items() if name not in names}
+        save_file(tensors, source / SHARD, {"format": "pt"})
+        (source / "model.safetensors.index.json").unlink()
+
+    return edit
+
+
+def text_key(name: str, value: object) -> Callable[[Path], None]:
+    def edit(source: Path) -> None:
+        config = json.loads((source / "config.json").read_text())
+        config["text_config"][name] = value
+        (source / "config.json").write_text(json.dumps(config))
+
+    return edit
+
+
+def cut_off(source: Path) -> None:
+    (source / SHARD).write_bytes((source / SHARD).read_bytes()[:-100])
+
+
+def smaller_tower_tensor(source: Path) -> None:
+    tensors = load_file(source / SHARD)
+    name = "model.visual.blocks.1.attn.qkv.weight"
+    save_file(tensors | {name: tensors[name][:-4].clone()}, source / SHARD, {"format": "pt"})
+
+
+def flat_config(source: Path) -> None:
+    config = tiny_flash_config()
+    (source / "config.json").write_text(json.dumps(config | config.pop("text_config") | {"model_type": "glm5_next"}))
+
+
+def glm5_with_this_config(source: Path) -> None:
+    config = (source / "config.json").read_text()
+    write_tiny_model(source)
+    (source / "config.json").write_text(config)
+
+
+BAD = {
+    "a missing expert": (without(f"{LAYERS}2.mlp.experts.3.up_proj.weight"), "experts.3.up_proj.weight is missing"),
+    "index_kpool 16": (text_key("index_kpool", 16), "index_kpool_compress_ape has shape [4, 16], config.json says [16"),
+    "index_kpool 3": (text_key("index_kpool", 3), "index_topk 16 is no multiple of index_kpool 3"),
+    "layer_types too short": (text_key("layer_types", ["linear_attention"] * 3), "layer_types has 3 entries"),
+    "layer_types unknown": (text_key("layer_types", ["mamba"] * 4), "expected 4 times one of linear_attention"),
+    "no layer_types": (text_key("layer_types", None), "layer_types is None"),
+    "KDA where sparse": (text_key("layer_types", ["linear_attention"] * 4), "layers.1.self_attn.q_proj.weight is miss"),
+    "a shared indexer": (text_key("indexer_types", ["full", "shared", "full", "full"]), "every sparse layer"),
+    "RoPE": (text_key("qk_rope_head_dim", 64), "qk_rope_head_dim is 64, GLM-5.3-Flash has 0"),
+    "hc_mult 2": (text_key("hc_mult", 2), "hc_attn_fn has shape [24, 256], config.json says [8, 128]"),
+    "swiglu_limit": (text_key("swiglu_limit", "ten"), "swiglu_limit is 'ten', expected a number"),
+    "the shard cut off": (cut_off, "truncated"),
+    "a tower tensor too small": (smaller_tower_tensor, "blocks.1.attn.qkv.weight has shape [92, 32]"),
+    "a flat config.json": (flat_config, "text_config is None, expected an object"),
+    "GLM-5 with Flash's config": (glm5_with_this_config, "tensor model.language_model.embed_tokens.weight is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_nothing_is_lost(case: str, tmp_path: Path) -> None:
+    edit, words = BAD[case]
+    source = write_tiny_flash(tmp_path / "source")
+    edit(source)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    done = in_process("quantize", source, tmp_path / "out", "--recipe", "flash-w4a8")
+    assert_one_clear_line(done, 2, words)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == files
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("quantize", "{flash}", "{out}"), "recipe w4a8: GLM-5.3-Flash cannot be rotated"),
+        (("quantize", "{flash}", "{out}", "--recipe", "rtn-w4a8"), "bf16 only"),
+        (("eval", "{flash}", "--against", "{flash}"), "eval does not take GLM-5.3-Flash yet"),
+        (("analyze", "{flash}"), "analyze does not take GLM-5.3-Flash yet"),
+        (("plan", "{flash}"), "plan does not take GLM-5.3-Flash yet"),
+    ],
+    ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
+)
+def test_what_flash_does_not_have_is_refused(
+    command: tuple[str, ...], words: str, tiny_flash: Path, tmp_path: Path
+) -> None:
+    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out") for word in command))
+    assert_one_clear_line(done, 2, words)
