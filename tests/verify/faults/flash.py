@@ -95,6 +95,6 @@ ROWS = [
         Row(P, "missing", removed(PROCESSOR), "can read images", "warning"),
         Row(P, "missing, the source has one", removed(PROCESSOR), "not found; the source has one", modes="s"),
         Row(P, "no JSON", content(PROCESSOR, "{"), "not valid JSON"),
-        Row(P, "another", key(PROCESSOR, "processor_class", "X"), "source's in processor_class|were written", modes="hs"),
+        Row(P, "another", key(PROCESSOR, "processor_class", "X"), "in processor_class|were written", modes="hs"),
     )
 ]  # fmt: skip

@@ -60,7 +60,8 @@ def described_as_another_type(ck: Checkpoint, chance: Random) -> Place:
 @kind()
 def indexer_schedule_lost(ck: Checkpoint, chance: Random) -> Place:
     """A layer without indexer weights that the engine lets compute its own top-k."""
-    with ck.json("config.json") as config:
+    pick(chance, ["rope_parameters"] * ("rope_parameters" in ck.config))  # in Flash no layer shares one: refused
+    with ck.model_keys() as config:
         types = config.get("indexer_types") or ["full"] * config["num_hidden_layers"]
         computing = [layer for layer, kind in enumerate(types) if kind == "full" and layer > 0]
         if "shared" in types and chance.random() < 0.5:
@@ -78,6 +79,6 @@ def config_cut_or_odd(ck: Checkpoint, chance: Random) -> str:
         os.truncate(path, chance.randrange(path.stat().st_size - 5))
     else:
         keys = ["hidden_size", "rope_parameters", "n_routed_experts", "model_type", "rms_norm_eps", "index_topk"]
-        with ck.json("config.json") as config:
+        with ck.model_keys() as config:
             config[pick(chance, keys)] = pick(chance, [None, -1, "x", [1]])
     return "config.json"

@@ -87,7 +87,7 @@ def column_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
 def rope_rows_in_halves(ck: Checkpoint, chance: Random) -> Place:
     """RoPE dimensions as DeepSeek orders them (first halves, then second) instead of GLM-5's pairs."""
     module = pick(chance, comparable(ck, ck.modules(pattern=r"(q_b_proj|kv_a_proj_with_mqa)$")))
-    rope = ck.config["qk_rope_head_dim"]
+    rope = pick(chance, [ck.config["qk_rope_head_dim"]] * bool(ck.config["qk_rope_head_dim"]))
     head = ck.config["qk_nope_head_dim"] + rope
     rows = torch.arange(ck.shape(f"{module}.weight")[0])
     ends = range(head, len(rows) + 1, head) if module.endswith("q_b_proj") else [len(rows)]
@@ -126,10 +126,14 @@ def norm_gain_wrong(ck: Checkpoint, chance: Random) -> Place:
     one = gain.clone()
     one[chance.randrange(len(one))] *= pick(chance, [2.0, -1.0, 0.0, 0.3])
     ck.store({name: pick(chance, [one, gain * 1.2])})
-    layer = ".".join(name.split(".")[:3])
+    layer = re.sub(r"(\.layers\.\d+)\..*", r"\1", name)
+    kda = ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj")
     readers = {
         "model.norm": ["lm_head.weight"],
-        f"{layer}.input_layernorm": [f"{layer}.self_attn.{part}" for part in ("q_a_proj", "kv_a_proj", "indexer.w")],
+        "model.language_model.norm": ["lm_head.weight"],
+        f"{layer}.input_layernorm": [
+            f"{layer}.self_attn.{part}" for part in ("q_a_proj", "kv_a_proj", "indexer.w", *kda)
+        ],
         f"{layer}.self_attn.q_a_layernorm": [f"{layer}.self_attn.{part}" for part in ("q_b_proj", "indexer.wq_b")],
         f"{layer}.self_attn.kv_a_layernorm": [f"{layer}.self_attn.kv_b_proj"],
         f"{layer}.post_attention_layernorm": [f"{layer}.mlp."],
@@ -175,8 +179,9 @@ def tensor_not_rotated(ck: Checkpoint, chance: Random) -> Place:
 @kind(against=True)
 def config_of_another_model(ck: Checkpoint, chance: Random) -> str:
     """The sizes are equal, the arithmetic is not: fluent text from the wrong model."""
-    with ck.json("config.json") as config:
-        key = pick(chance, ["rope_theta", "rms_norm_eps", "routed_scaling_factor", "index_topk", "norm_topk_prob"])
+    with ck.model_keys() as config:
+        keys = ["rms_norm_eps", "routed_scaling_factor", "index_topk", "norm_topk_prob"]
+        key = pick(chance, keys + ["rope_theta"] * ("rope_parameters" in config))
         if key == "rope_theta":
             config["rope_parameters"]["rope_theta"] *= pick(chance, [10, 0.5])
         elif key == "norm_topk_prob":

@@ -25,7 +25,7 @@ def tensor_missing(ck: Checkpoint, chance: Random) -> list[str]:
 @kind()
 def layer_missing(ck: Checkpoint, chance: Random) -> list[str]:
     """Any layer, the MTP layer among them."""
-    return drop(ck, ck.names(rf"^model\.layers\.{pick(chance, ck.layers)}\."))
+    return drop(ck, ck.names(rf"\.layers\.{pick(chance, ck.layers)}\."))
 
 
 @kind()

@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from tests.support.command import ROOT
+from tests.support.tiny_flash import write_tiny_flash
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 from tests.verify.support.editor import INDEX, PROVENANCE, REFERENCE_INDEX, ROT, Checkpoint
 
@@ -23,6 +24,7 @@ LAYOUTS = {
     "rtn-w4a8": ("rtn-w4a8", "one shard"),
     "glm-5.2 w4a8c8": ("w4a8c8", "several"),
     "msmodelslim w8a8": ("w8a8", "msmodelslim"),
+    "flash-w4a8": ("flash-w4a8", "several"),
 }
 Quantize = Callable[[str, Path], Path]  # (recipe name or path, source) -> output directory
 
@@ -52,6 +54,8 @@ class Shelf:
         source = self.source
         if name.startswith("glm-5.2"):
             source = write_tiny_model(self.folder / "glm52", shards=2, **SHARED_INDEXER)
+        if name.startswith("flash"):
+            source = write_tiny_flash(self.folder / "flash", shards=2)
         if layout == "several":
             recipe = str(self._small_shards(recipe))
         out = self.quantize(recipe, source)

@@ -38,7 +38,8 @@ class Checkpoint:
     def __init__(self, directory: Path, source: Path | None = None) -> None:
         self.directory, self.source = directory, source
         self.index = INDEX if (directory / INDEX).is_file() else REFERENCE_INDEX
-        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        raw: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.config: dict[str, Any] = raw.get("text_config", raw)
         self.refresh()
 
     def refresh(self) -> None:
@@ -86,7 +87,8 @@ class Checkpoint:
 
     @property
     def layers(self) -> list[int]:
-        return sorted({int(name.split(".")[2]) for name in self.names(r"^model\.layers\.")})
+        matches = (re.search(r"\.layers\.(\d+)\.", name) for name in self.file_of)
+        return sorted({int(match[1]) for match in matches if match})
 
     def experts(self) -> list[str]:
         """`model.layers.N.mlp.experts.E` of all routed experts."""
@@ -104,6 +106,12 @@ class Checkpoint:
         content = json.loads(path.read_text())
         yield content
         path.write_text(json.dumps(content))
+
+    @contextmanager
+    def model_keys(self) -> Iterator[dict[str, Any]]:
+        """Keys of config.json that belong to the language model, to be changed."""
+        with self.json("config.json") as config:
+            yield config.get("text_config", config)
 
     def store(self, changes: dict[str, torch.Tensor | None], file: str | None = None) -> None:
         """Replace, add (to `file`, else beside the siblings) or remove (None) tensors.
