@@ -87,6 +87,11 @@ class ModelConfig:
         return self.spec.sizes(self)
 
     @property
+    def stream_width(self) -> int:
+        """Values of a token between two main layers: hidden_size, times the number of residual streams."""
+        return self.hc_mult * self.hidden_size
+
+    @property
     def quant_method(self) -> object:
         """Quantization method of the source by config.json; "fp8" if the key is missing."""
         return (self.quantization_config or {}).get("quant_method", "fp8")
@@ -118,6 +123,10 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         return self.is_mtp(layer) or self.mlp_layer_types[layer] == "sparse"
+
+    def streams(self, layer: int) -> int:
+        """Return the number of residual streams of a layer; an MTP layer has one."""
+        return 1 if self.is_mtp(layer) else self.hc_mult
 
     def attention_kind(self, layer: int) -> str:
         """Return "sparse" or "linear"; MTP layers are sparse."""

@@ -81,7 +81,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
     read = KeyReader(raw, path)
     check_counts(raw, path)
     layers = read.positive("num_hidden_layers")
-    fixed = {key: value for key, value in spec.fixed_keys.items() if key in _SIZES}
+    fixed: dict[str, Any] = {key: value for key, value in spec.fixed_keys.items() if key in _SIZES}
+    more: dict[str, Any] = {key: read.number(key, signed=True) for key in spec.more_numbers}
     config = ModelConfig(
         path=path,
         model_type=raw["model_type"],
@@ -97,8 +98,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ModelConfig:
         attention_types=attention_types(raw, spec, layers, path),
         vision=vision_sizes(raw, spec, path),
         **{key: read.positive(key) for key in (*_SIZES, *spec.more_sizes) if key not in fixed},
-        **{key: read.number(key, signed=True) for key in spec.more_numbers},
-        **fixed,  # type: ignore[arg-type]
+        **more,
+        **fixed,
     )
     _check_fixed_keys(raw, config)
     _check_sizes(config)

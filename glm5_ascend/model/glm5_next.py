@@ -279,9 +279,7 @@ GLM5_NEXT = ModelSpec(
     final_norm=f"{_LANGUAGE}norm",
     layers_prefix=f"{_LANGUAGE}layers.",
     lacks={
-        "eval": "its forward pass is not there",
-        "analyze": "its forward pass is not there",
-        "calibration": "its forward pass is not there; --recipe flash-w4a8 needs none",
+        "analyze": "it probes a layer with one residual stream",
         "plan": "its operators are not there",
         "serve on a CPU": "vLLM's own code for it needs a GPU or an NPU",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",

@@ -1,4 +1,4 @@
-"""One decoder layer of GLM-5 on one sequence, in fp32, for any implementation of `LayerWeights`.
+"""One decoder layer on one sequence, in fp32, for any implementation of `LayerWeights`.
 
 Used to calibrate (float weights, inputs recorded) and to evaluate (integer weights). Every norm uses the config's
 `rms_norm_eps`, as vLLM does; transformers 5.19 has 1e-6 in q_a/kv_a_layernorm. Source: transformers 5.19
@@ -7,33 +7,21 @@ Used to calibrate (float weights, inputs recorded) and to evaluate (integer weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from glm5_ascend.model import streams
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.linear_attention import linear_attention
+from glm5_ascend.model.weights import LayerWeights as LayerWeights
+from glm5_ascend.model.weights import rms_norm as rms_norm
 from glm5_kernels import ops
 
 SCORES = 2**24  # attention scores in memory at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
-
-
-class LayerWeights(Protocol):
-    """Access to one layer's weights; names are relative to the layer (`self_attn.q_a_proj`)."""
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in] -> [..., out]."""
-        ...
-
-    def vector(self, name: str) -> torch.Tensor:
-        """A 1-D tensor by its full relative name (`input_layernorm.weight`), fp32."""
-        ...
-
-
-def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain
 
 
 def rope_tables(config: ModelConfig, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,12 +55,20 @@ def select_topk(
     if int8_keys:
         q, k = ((values.float() * scale.float()[..., None]) for values, scale in map(ops.quantize_indexer, (q, k)))
     head_weight = weights.linear("self_attn.indexer.weights_proj", x)  # [S, index heads]
+    pool = config.index_kpool
     selected = torch.zeros(length, length, dtype=torch.bool, device=x.device)
     for rows in _query_blocks(length):
-        score = torch.zeros(rows.stop - rows.start, rows.stop, device=x.device)
+        keys = k[: rows.stop // pool]
+        score = torch.zeros(rows.stop - rows.start, len(keys), device=x.device)
         for head in range(config.index_n_heads):  # one head at a time: [t, S], never [heads, t, S]
-            score += head_weight[rows, head, None] * torch.relu(q[rows, head] @ k[: rows.stop].T)
-        selected[rows, : rows.stop] = _best(score, rows, config.index_topk)
+            score += head_weight[rows, head, None] * torch.relu(q[rows, head] @ keys.T)
+        complete = (torch.arange(rows.start, rows.stop, device=x.device) + 1) // pool  # pools that each query sees
+        best = _best(score, complete, config.index_topk // pool)
+        selected[rows, : len(keys) * pool] = best.repeat_interleave(pool, 1)
+        # The tokens behind the last complete pool are always chosen.
+        numbers = torch.arange(rows.stop, device=x.device)
+        tail = (numbers >= complete[:, None] * pool).tril(rows.start)
+        selected[rows, : rows.stop] |= tail
     return selected
 
 
@@ -81,9 +77,9 @@ def count_common(a: torch.Tensor, b: torch.Tensor, rows: int = 256) -> int:
     return sum(int((some & others).sum()) for some, others in zip(a.split(rows), b.split(rows), strict=True))
 
 
-def _best(score: torch.Tensor, rows: slice, topk: int) -> torch.Tensor:
-    """bool [t, S]: the `topk` largest scores among the keys that each query of `rows` sees; of equal ones the first."""
-    visible = torch.ones_like(score, dtype=torch.bool).tril(rows.start)
+def _best(score: torch.Tensor, visible_keys: torch.Tensor, topk: int) -> torch.Tensor:
+    """bool [t, K]: the `topk` largest scores among the `visible_keys` [t] first keys; of equal ones the first."""
+    visible = torch.arange(score.shape[1], device=score.device) < visible_keys[:, None]
     score.masked_fill_(~visible, -torch.inf)
     last = score.topk(min(topk, score.shape[1]), dim=-1).values[:, -1:]
     above, level = score > last, score == last
@@ -94,14 +90,24 @@ def _best(score: torch.Tensor, rows: slice, topk: int) -> torch.Tensor:
 def _index_operands(
     config: ModelConfig, weights: LayerWeights, x: torch.Tensor, q_c: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [S, index heads, D] and keys [S, D] of the indexer, rotated by position."""
+    """Queries [S, index heads, D] and keys [S / index_kpool, D] of complete pools, rotated by position."""
     length, rope, prefix = x.shape[0], config.qk_rope_head_dim, "self_attn.indexer."
     tables = rope_tables(config, torch.arange(length, device=x.device))
     q = weights.linear(prefix + "wq_b", q_c).view(length, config.index_n_heads, config.index_head_dim)
     gain, bias = weights.vector(prefix + "k_norm.weight"), weights.vector(prefix + "k_norm.bias")
     k = F.layer_norm(weights.linear(prefix + "wk", x), (config.index_head_dim,), gain, bias, INDEXER_NORM_EPS)[:, None]
     q = torch.cat([apply_rope(q[..., :rope], tables), q[..., rope:]], dim=-1)
-    return q, torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
+    k = torch.cat([apply_rope(k[..., :rope], tables), k[..., rope:]], dim=-1)[:, 0]
+    return q, k if config.index_kpool == 1 else _pooled(config, weights, x, k)
+
+
+def _pooled(config: ModelConfig, weights: LayerWeights, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """One key [S / index_kpool, D] of each complete pool: the mean of its keys, weighted per channel by the gate."""
+    prefix, pool, dim = "self_attn.indexer.index_kpool_compress_", config.index_kpool, k.shape[1]
+    whole = len(k) // pool * pool
+    gate = (x[:whole] @ weights.vector(prefix + "gate").T).view(-1, pool, dim)
+    share = (gate + weights.vector(prefix + "ape")).softmax(1)
+    return (share * k[:whole].view(-1, pool, dim)).sum(1)
 
 
 def _query_blocks(length: int) -> Iterator[slice]:
@@ -188,10 +194,18 @@ def expert_weights(config: ModelConfig, score: torch.Tensor, ids: torch.Tensor) 
     return weight * config.routed_scaling_factor
 
 
-def mlp(weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:
-    """down_proj(silu(gate_proj(x)) * up_proj(x)) for the dense MLP, the shared expert or one routed expert."""
-    gate = F.silu(weights.linear(f"{prefix}.gate_proj", x))
-    return weights.linear(f"{prefix}.down_proj", gate * weights.linear(f"{prefix}.up_proj", x))
+def swiglu(config: ModelConfig, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, both clamped where the architecture has a limit: gate from above only."""
+    limit = config.swiglu_limit
+    if limit != math.inf:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return F.silu(gate) * up
+
+
+def mlp(config: ModelConfig, weights: LayerWeights, prefix: str, x: torch.Tensor) -> torch.Tensor:
+    """down_proj(swiglu(gate_proj(x), up_proj(x))) for the dense MLP, the shared expert or one routed expert."""
+    gate, up = (weights.linear(f"{prefix}.{name}", x) for name in ("gate_proj", "up_proj"))
+    return weights.linear(f"{prefix}.down_proj", swiglu(config, gate, up))
 
 
 def attention_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
@@ -206,18 +220,22 @@ def attention_block(
     hidden: torch.Tensor,
     shared: torch.Tensor | None = None,
     int8_keys: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the first half of a layer on one sequence: add attention to the residual stream [S, hidden].
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Run the first half of a layer on one sequence: add attention to the residual stream [S, stream_width].
 
     Args:
         shared: selection [S, S] of the layer whose indexer this one shares; unused where it has its own.
         int8_keys: its own indexer's cache is INT8 (C8).
     Returns:
-        the stream after attention, and the selection for layers that share this one's indexer.
+        the stream after attention, and the selection for layers that share this one's indexer; linear attention
+        passes `shared` on.
     """
-    x = attention_input(config, weights, hidden)
+    x, mixing = streams.entered(config, layer, weights, "attn", hidden)
+    x = attention_input(config, weights, x)
+    if config.attention_kind(layer) == "linear":
+        return streams.joined(mixing, hidden, linear_attention(config, weights, x)), shared
     mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
-    return hidden + mixed, selected
+    return streams.joined(mixing, hidden, mixed), selected
 
 
 def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
@@ -225,9 +243,17 @@ def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) 
     return rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), config.rms_norm_eps)
 
 
+def mlp_entry(
+    config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor
+) -> tuple[torch.Tensor, streams.Mixing | None]:
+    """Return the normalised input [S, hidden] of a layer's second half, and how its output joins the streams."""
+    x, mixing = streams.entered(config, layer, weights, "ffn", hidden)
+    return mlp_input(config, weights, x), mixing
+
+
 def unrouted_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
     """Run the dense MLP, or the shared experts of a MoE layer, on x [T, hidden]."""
-    return mlp(weights, "mlp.shared_experts" if config.is_moe(layer) else "mlp", x)
+    return mlp(config, weights, "mlp.shared_experts" if config.is_moe(layer) else "mlp", x)
 
 
 def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
@@ -238,14 +264,15 @@ def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.T
         for expert in ids.unique().tolist():
             token, slot = torch.where(ids == expert)
             out.index_add_(
-                0, token, mlp(weights, config.spec.expert_prefix(expert), x[token]) * weight[token, slot, None]
+                0, token, mlp(config, weights, config.spec.expert_prefix(expert), x[token]) * weight[token, slot, None]
             )
     return out
 
 
 def mlp_block(config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
     """Run the second half of a layer: add the MLP to the residual stream [T, hidden]."""
-    return hidden + whole_mlp(config, layer, weights, mlp_input(config, weights, hidden))
+    x, mixing = mlp_entry(config, layer, weights, hidden)
+    return streams.joined(mixing, hidden, whole_mlp(config, layer, weights, x))
 
 
 def mtp_input(

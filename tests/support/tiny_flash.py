@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,19 @@ def write_tiny_flash(
     write_random_model(directory, config, dtype=dtype, shards=shards, spelled=spelled)
     (directory / "processor_config.json").write_text(json.dumps(PROCESSOR))
     return directory
+
+
+def rename_as_msmodelslim(checkpoint: Path, out: Path) -> Path:
+    """Copy a quantized checkpoint of one shard to `out` with msModelSlim's names, without our provenance."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(checkpoint, out)
+    (out / "glm5_ascend_provenance.json").unlink()
+    (shard,) = out.glob("*.safetensors")
+    save_file({as_msmodelslim(name): tensor for name, tensor in load_file(shard).items()}, shard, {"format": "pt"})
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {as_msmodelslim(name): file for name, file in index["weight_map"].items()}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    path = out / "quant_model_description.json"
+    path.write_text(json.dumps({as_msmodelslim(key): kind for key, kind in json.loads(path.read_text()).items()}))
+    return out

@@ -20,7 +20,7 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model import layers
+from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config_file import load_config
 from glm5_kernels import ops
 
@@ -85,7 +85,7 @@ class StoredModel:
         self.config.require("eval")
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
-        self.quantized = CheckpointDir(directory) if self.description else None
+        self.quantized = CheckpointDir(directory, self.config.spec.spelled) if self.description else None
         self.files: Tensors = self.quantized or SourceCheckpoint(directory)
 
     def weights(self, layer: int) -> StoredLayer:
@@ -108,8 +108,9 @@ class StoredModel:
         return out
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Input of the head, fp32 [T, hidden]."""
-        return layers.rms_norm(hidden, self.files.read("model.norm.weight").float(), self.config.rms_norm_eps)
+        """Input of the head, fp32 [T, hidden], from the residual stream or streams [T, stream_width]."""
+        gain = self.files.read(f"{self.config.spec.final_norm}.weight").float()
+        return layers.rms_norm(streams.merged(self.config, hidden), gain, self.config.rms_norm_eps)
 
     def to_mtp_basis(self, normed: torch.Tensor) -> torch.Tensor:
         """The main model's normalised output [T, hidden] in the MTP layer's basis: times `rot` in a rotated model."""
@@ -152,7 +153,7 @@ class Walk:
 
     Args:
         lengths: of the sequences.
-        hidden: fp32 [tokens, hidden], the sequences concatenated.
+        hidden: fp32 [tokens, stream_width], the sequences concatenated; one stream in an MTP layer.
     Attributes:
         hidden: the stream after the last step.
         selections: per sequence bool [S, S], the keys that each query of the last layer attended to.
@@ -169,7 +170,8 @@ class Walk:
     @classmethod
     def from_tokens(cls, model: StoredModel, sequences: list[torch.Tensor]) -> Walk:
         """Start with the embeddings of int64 sequences [S]."""
-        return cls(model, [len(sequence) for sequence in sequences], model.embed(torch.cat(sequences)))
+        embedded = streams.spread(model.config, model.embed(torch.cat(sequences)))
+        return cls(model, [len(sequence) for sequence in sequences], embedded)
 
     def step(self, layer: int) -> None:
         """Run one layer on all sequences."""
@@ -180,14 +182,17 @@ class Walk:
                 config, layer, weights, self.hidden[span], self.selections[number], int8_keys
             )
         weights = self.model.weights(layer)
-        x = layers.mlp_input(config, weights, self.hidden)
+        x, mixing = layers.mlp_entry(config, layer, weights, self.hidden)
         for span in self.spans:
-            self.hidden[span] += layers.unrouted_mlp(config, layer, weights, x[span])
+            output, among = layers.unrouted_mlp(config, layer, weights, x[span]), mixing and mixing.rows(span)
+            self.hidden[span] = streams.joined(among, self.hidden[span], output)
         self.experts = None
         if config.is_moe(layer):
             share, self.experts = layers.route(config, weights, x)
             del weights
             for expert in self.experts.unique().tolist():
                 token, slot = torch.where(self.experts == expert)
-                output = layers.mlp(self.model.weights(layer), config.spec.expert_prefix(expert), x[token])
-                self.hidden.index_add_(0, token, output * share[token, slot, None])
+                output = layers.mlp(config, self.model.weights(layer), config.spec.expert_prefix(expert), x[token])
+                output = output * share[token, slot, None]
+                added = output if mixing is None else streams.share(mixing.out[token], output)
+                self.hidden.index_add_(0, token, added)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from glm5_ascend.files.written import file_checksum
-from glm5_ascend.model import layers
+from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.device import native_bf16
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
@@ -67,12 +67,20 @@ class Routed:
         inputs: fp32 [tokens, hidden] on disk.
         out: the next layer's stream, which already holds everything but the routed experts; None if no layer reads it.
         weight, ids: [tokens, num_experts_per_tok].
+        shares: fp32 [tokens, streams], how much of an output each residual stream gets; empty with one stream.
     """
 
     inputs: RowFile
     out: Stream | None
     weight: torch.Tensor
     ids: torch.Tensor
+    shares: torch.Tensor
+
+    def add(self, tokens: torch.Tensor, output: torch.Tensor) -> None:
+        """Add the output [T, hidden] of an expert for `tokens` to the next layer's stream."""
+        if self.out is not None:
+            shares = self.shares[tokens]
+            self.out.add(tokens, streams.share(shares, output) if shares.numel() else output)
 
 
 def stream_name(layer: int) -> str:
@@ -82,7 +90,7 @@ def stream_name(layer: int) -> str:
 
 def shares_selections(config: ModelConfig, layer: int) -> bool:
     """True if a layer works on the selections of an earlier one."""
-    return layer < config.num_layers_with_mtp and not config.has_indexer(layer)
+    return layer < config.num_layers_with_mtp and config.shares_indexer(layer)
 
 
 class Selections:
@@ -95,7 +103,7 @@ class Selections:
         self.config, main = config, range(config.num_hidden_layers)
         self.file: RowFile | None = None
         self.lengths, self.starts = lengths, [sum(lengths[:i]) for i in range(len(lengths))]
-        if not all(config.has_indexer(layer) for layer in main):
+        if any(map(config.shares_indexer, main)):
             self.file = RowFile(folder / SELECTIONS, sum(lengths), max(lengths), torch.bool, keep=True)
 
     def load(self, number: int) -> torch.Tensor | None:
@@ -138,18 +146,22 @@ def output_checksum(config: ModelConfig, folder: Path, layer: int) -> str:
 
 
 class _SequenceResult(NamedTuple):
-    """Statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer."""
+    """Statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer.
+
+    `shares` [S, streams] as in `Routed`.
+    """
 
     statistics: dict[str, InputStatistics]
     weight: torch.Tensor
     ids: torch.Tensor
+    shares: torch.Tensor
 
 
 def forward_layer(
     config: ModelConfig,
     layer: int,
     tensors: Tensors,
-    streams: LayerStreams,
+    around: LayerStreams,
     inputs: RowFile | None,
     *,
     record: Iterable[str],
@@ -162,32 +174,35 @@ def forward_layer(
         record: linears whose inputs to gather statistics of.
     """
     names = sorted(record)
-    limit = max(1, SEARCH_ROWS // len(streams.before.lengths))
+    limit = max(1, SEARCH_ROWS // len(around.before.lengths))
     device = tensors["input_layernorm.weight"].device
 
     def forward_sequence(number: int) -> _SequenceResult:
         weights = FloatLayer(tensors, names, limit)
-        hidden = _attend(config, layer, weights, streams, number, device)
-        x = layers.mlp_input(config, weights, hidden)
+        hidden = _attend(config, layer, weights, around, number, device)
+        x, mixing = layers.mlp_entry(config, layer, weights, hidden)
         weight = ids = torch.empty(0, 0)
         if inputs is not None:
             weight, ids = layers.route(config, weights, x)
-            inputs.write(streams.before.starts[number], x)
-        hidden = hidden + layers.unrouted_mlp(config, layer, weights, x)
-        if streams.out is not None:
-            streams.out.set_sequence(number, hidden)
-        return _SequenceResult(weights.statistics, weight.cpu(), ids.cpu())
+            inputs.write(around.before.starts[number], x)
+        hidden = streams.joined(mixing, hidden, layers.unrouted_mlp(config, layer, weights, x))
+        if around.out is not None:
+            around.out.set_sequence(number, hidden)
+        shares = torch.empty(len(x), 0) if mixing is None else mixing.out.cpu()
+        return _SequenceResult(weights.statistics, weight.cpu(), ids.cpu(), shares)
 
-    lengths = streams.before.lengths
+    lengths = around.before.lengths
     statistics = {name: InputStatistics(SEARCH_ROWS, sum(min(limit, n) for n in lengths)) for name in names}
     top_k = config.num_experts_per_tok if inputs is not None else 0
-    weight, ids = (torch.empty(streams.before.tokens, top_k, dtype=dtype) for dtype in (torch.float32, torch.int64))
-    for start, result in zip(streams.before.starts, workers.map(forward_sequence, range(len(lengths))), strict=True):
+    weight, ids = (torch.empty(around.before.tokens, top_k, dtype=dtype) for dtype in (torch.float32, torch.int64))
+    shares = []
+    for start, result in zip(around.before.starts, workers.map(forward_sequence, range(len(lengths))), strict=True):
         for name in names:
             statistics[name].include(result.statistics[name])
         weight[start : start + len(result.weight)], ids[start : start + len(result.ids)] = result.weight, result.ids
+        shares.append(result.shares)
     release_memory()
-    return statistics, None if inputs is None else Routed(inputs, streams.out, weight, ids)
+    return statistics, None if inputs is None else Routed(inputs, around.out, weight, ids, torch.cat(shares))
 
 
 def release_memory() -> None:
@@ -198,15 +213,13 @@ def release_memory() -> None:
 
 
 def _attend(
-    config: ModelConfig, layer: int, weights: FloatLayer, streams: LayerStreams, number: int, device: torch.device
+    config: ModelConfig, layer: int, weights: FloatLayer, around: LayerStreams, number: int, device: torch.device
 ) -> torch.Tensor:
     """The stream after attention, of one sequence; its selection is stored for layers that share the indexer."""
     has_indexer = config.has_indexer(layer)
-    shared = None if has_indexer else streams.selections.load(number)
+    shared = None if has_indexer else around.selections.load(number)
     shared = None if shared is None else shared.to(device)
-    hidden, selected = layers.attention_block(
-        config, layer, weights, streams.before.sequence(number).to(device), shared
-    )
-    if has_indexer and not config.is_mtp(layer):
-        streams.selections.keep(number, selected)
+    hidden, selected = layers.attention_block(config, layer, weights, around.before.sequence(number).to(device), shared)
+    if has_indexer and not config.is_mtp(layer) and selected is not None:
+        around.selections.keep(number, selected)
     return hidden

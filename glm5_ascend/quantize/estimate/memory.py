@@ -105,4 +105,4 @@ def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:
     """Bytes of calibration activations on disk at most: two streams of int64 and the experts' inputs in fp32."""
     if plan.last_calibrated_layer < 0:
         return 0
-    return tokens * plan.config.hidden_size * (2 * 8 + _FP32)
+    return tokens * (plan.config.stream_width * 2 * 8 + plan.config.hidden_size * _FP32)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from glm5_ascend.model import layers
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.forward import Routed, product
 from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
@@ -64,7 +65,7 @@ def smooth_expert(plan: QuantizationPlan, tensors: Tensors, layer: int, expert: 
     """
     prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
     methods = {plan.linears[prefix + part.name].method for part in parts}
-    inputs = run_expert(tensors, parts, expert, routed, methods)
+    inputs = run_expert(plan.config, tensors, parts, expert, routed, methods)
     searches = list(plan.smoothing(layer, plan.config.spec.expert_subgraphs(expert)))
     if inputs.down.tokens < COLD_EXPERT_TOKENS:
         return SmoothedExpert(inputs, None, {}, bool(searches or plan.uses_inputs(prefix, parts)))
@@ -113,11 +114,16 @@ def rerun_expert(weights: FloatWeights, layer: int, expert: int, gains: Tensors,
     """Add only the output: of an expert that a stopped run had written already."""
     spec = weights.source.config.spec
     parts = spec.expert_linears(expert)
-    run_expert(weights.load_all(spec.layer_prefix(layer), parts, gains), parts, expert, routed)
+    run_expert(weights.source.config, weights.load_all(spec.layer_prefix(layer), parts, gains), parts, expert, routed)
 
 
 def run_expert(
-    tensors: Tensors, parts: Sequence[Linear], expert: int, routed: Routed, methods: Iterable[Method] = ()
+    config: ModelConfig,
+    tensors: Tensors,
+    parts: Sequence[Linear],
+    expert: int,
+    routed: Routed,
+    methods: Iterable[Method] = (),
 ) -> ExpertInputs:
     """Add the expert's output to the stream; returns the inputs of its linears, with the rows that `methods` need."""
     gate, up, down = (tensors[part.tensor_name] for part in parts)
@@ -131,13 +137,13 @@ def run_expert(
     for index in torch.arange(len(token)).split(EXPERT_TOKENS):
         tokens, weight = token[index], routed.weight[token[index], slot[index], None]
         x = routed.inputs.gather(tokens).to(gate.device)
-        inner = F.silu(product(x, gate)) * product(x, up)
+        inner = layers.swiglu(config, product(x, gate), product(x, up))
         inputs.down.add(inner)
         if needs:
             inputs.hidden_rows.append(x.cpu()[keep_hidden[index]] * weight[keep_hidden[index]])
             inputs.inner_rows.append(inner.cpu()[keep_inner[index]] * weight[keep_inner[index]])
         if routed.out is not None:
-            routed.out.add(tokens, product(inner, down).cpu() * weight)
+            routed.add(tokens, product(inner, down).cpu() * weight)
     return inputs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glm5_ascend.model import layers
+from glm5_ascend.model import layers, streams
 from glm5_ascend.model.spec import find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections, stream_name
@@ -62,7 +62,7 @@ class ResidualStreams:
             stored = layer > 0 and WorkUnit.layer(layer - 1) in self.journal
             self._current = self._stream(layer) if stored else self._embedded()
         if layer < self.plan.last_calibrated_layer:
-            self._next = Stream(self.folder / stream_name(layer + 1), self.lengths, self.config.hidden_size)
+            self._next = Stream(self.folder / stream_name(layer + 1), self.lengths, self.config.stream_width)
         return LayerStreams(self._current, self._next, self.selections)
 
     def layer_done(self) -> None:
@@ -73,14 +73,15 @@ class ResidualStreams:
             self._current, self._next = self._next, None
 
     def _stream(self, layer: int) -> Stream:
-        return Stream(self.folder / stream_name(layer), self.lengths, self.config.hidden_size, keep=True)
+        return Stream(self.folder / stream_name(layer), self.lengths, self.config.stream_width, keep=True)
 
     def _embedded(self) -> Stream:
-        stream = Stream(self.folder / stream_name(0), self.lengths, self.config.hidden_size)
+        stream = Stream(self.folder / stream_name(0), self.lengths, self.config.stream_width)
         table = find(self.config.spec.global_weights, self.config.spec.embedding)
 
         def embed(number: int) -> None:
-            stream.set_sequence(number, self.weights.lookup("", table, self.sequences[number]))
+            embedded = self.weights.lookup("", table, self.sequences[number])
+            stream.set_sequence(number, streams.spread(self.config, embedded))
 
         self.workers.for_each(embed, range(len(self.sequences)))
         return stream
@@ -98,7 +99,8 @@ class ResidualStreams:
         table = find(parts, "embed_tokens")
 
         def set_mtp_input(number: int) -> None:
-            normed = layers.rms_norm(main.sequence(number).to(weights.device), final, config.rms_norm_eps)
+            hidden = streams.merged(config, main.sequence(number).to(weights.device))
+            normed = layers.rms_norm(hidden, final, config.rms_norm_eps)
             if rot is not None:
                 normed = normed @ rot.T  # what the engine's `rot` linear does
             embedding = weights.lookup(prefix, table, self.sequences[number][1:]).to(weights.device)

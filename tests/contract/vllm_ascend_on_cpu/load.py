@@ -67,7 +67,8 @@ def load(config: VllmConfig, model_config: ModelConfig) -> torch.nn.Module:
 
     def load_weights(model: torch.nn.Module, model_config: ModelConfig) -> None:
         for name, parameter in model.named_parameters():
-            if not name.endswith("norm.bias") or name.endswith("k_norm.bias"):  # the others are zero and in no file
+            zero = name.endswith(("norm.bias", "norm1.bias", "norm2.bias")) and not name.endswith("indexer.k_norm.bias")
+            if not zero:  # those are in no file
                 parameter.data.fill_(float("nan") if parameter.dtype.is_floating_point else -99)
         original(model, model_config)
 

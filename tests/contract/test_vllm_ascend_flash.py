@@ -1,0 +1,106 @@
+"""vllm-ascend 0.30's real loader takes our GLM-5.3-Flash, and its parameters hold what our files mean.
+
+Covered: target and MTP draft on one rank, vision tower included, from its own code and the stand-ins for an NPU. Not
+covered: the NPU's kernels, several ranks, graph mode, any forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contract.support.loaded import Checkpoint, Loaded, read_loaded
+from tests.contract.support.vllm_ascend import VllmAscend
+from tests.contract.test_vllm_ascend_loader import EXPERTS, LINEAR
+from tests.support.tiny_flash import rename_as_msmodelslim
+from tests.verify.support.editor import Checkpoint as Editor
+
+pytestmark = pytest.mark.contract
+Load = Callable[[Path], dict[str, Loaded]]
+CASES = ("flash-w4a8", "flash-w8a8", "msModelSlim's names")
+DAMAGED = (
+    "model.language_model.layers.0.self_attn.A_log",
+    "model.language_model.layers.2.hc_ffn_base",
+    "model.language_model.layers.2.mlp.experts.1.down_proj.weight",
+    "model.visual.merger.down_proj.weight",
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(
+    tiny_quantized: Callable[..., Path], tiny_flash: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    made = {recipe: tiny_quantized(recipe, tiny_flash) for recipe in CASES[:2]}
+    renamed = tmp_path_factory.mktemp("renamed") / "out"
+    return made | {CASES[2]: rename_as_msmodelslim(made["flash-w8a8"], renamed)}
+
+
+@pytest.fixture(scope="module")
+def load(vllm_ascend_030: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Through vllm-ascend, once per checkpoint."""
+    done: dict[Path, dict[str, Loaded]] = {}
+
+    def run(checkpoint: Path) -> dict[str, Loaded]:
+        if checkpoint not in done:
+            out = tmp_path_factory.mktemp("loaded") / "out"
+            vllm_ascend_030.run("load", checkpoint, out)
+            done[checkpoint] = read_loaded(out)
+        return done[checkpoint]
+
+    return run
+
+
+def norm_biases(loaded: dict[str, Loaded], stored: Checkpoint) -> set[str]:
+    """Zero biases of RMSNorms, which no file holds: vllm-ascend makes them where the description lists one bias."""
+    names = set()
+    for model, item in loaded.items():
+        for name in item.tensors:
+            module, _, suffix = name.rpartition(".")
+            in_file = suffix in stored.suffixes[stored.stored_name(module, model)]
+            if suffix == "bias" and module.endswith(("norm", "norm1", "norm2")) and not in_file:
+                assert not item.tensors[name].any()
+                names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_holds_what_the_file_means(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded = load(checkpoints[case])
+    stored = Checkpoint(checkpoints["flash-w8a8" if case == CASES[2] else case])
+    result = stored.compare(loaded)
+    print(f"{case}: {len(result.equal)} tensors equal, {len(result.used)} of {len(stored.files.entries)} used")
+    assert result.different == norm_biases(loaded, stored)
+    assert result.used == stored.files.entries.keys()  # nothing in the file is left over
+    assert [item.report["model"] for item in loaded.values()] == ["Glm5NextForConditionalGeneration", "Glm5NextMTP"]
+
+
+@pytest.mark.parametrize("case", CASES[:2])
+def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[str, Path], load: Load) -> None:
+    loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
+    seen = set()
+    for model, item in loaded.items():
+        for module, scheme in item.report["schemes"].items():
+            kind, _ = stored.meant(stored.stored_name(module, model), set())
+            expected = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
+            seen.add(kind)
+            assert scheme == expected if expected else "Unquantized" in scheme, (module, scheme)
+    assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
+
+
+def test_damage_that_the_loader_does_not_notice_is_found(
+    checkpoints: dict[str, Path], load: Load, editable: Callable[[Path], Path]
+) -> None:
+    """The negative control of the comparison."""
+    intact = Checkpoint(checkpoints["flash-w4a8"])
+    editor = Editor(editable(checkpoints["flash-w4a8"]))
+    editor.store({name: torch.flip(editor.read(name), (0,)) for name in DAMAGED})
+    loaded = load(editor.directory)
+    assert intact.compare(loaded).different - norm_biases(loaded, intact) == {
+        "language_model.model.layers.0.self_attn.A_log",
+        "language_model.model.layers.2.hc_ffn_base",
+        "language_model.model.layers.2.mlp.experts.w2_weight",
+        "visual.merger.down_proj.weight",
+    }
