@@ -10,6 +10,7 @@ from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
 from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.config_reader import flat_keys, spec_of
 
 MIXED = "mixed types"
 
@@ -38,14 +39,18 @@ def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> C
     Raises:
         CheckpointError: one of them is damaged. ConfigError: config.json is missing, or has an impossible value.
     """
-    config = read_config(directory, error=error)
+    config = flat_keys(read_config(directory, error=error))
+    spec = spec_of(config)
     layers = config.get("num_hidden_layers", 0)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME
     if path.exists():
         content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR)
     types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
-    mtp = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+    mtp = tuple(
+        f"{spec.layers_prefix if spec else 'model.layers.'}{layers + i}."
+        for i in range(config.get("num_nextn_predict_layers") or 0)
+    )
     weights = {
         key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))
     }

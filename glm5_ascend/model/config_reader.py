@@ -49,12 +49,12 @@ def completed(raw: Mapping[str, Any]) -> dict[str, Any]:
     if spec is None or spec.text_config is None or spec.vision_config is None:
         return dict(raw)
     full = dict(raw)
-    given = flat_keys(raw)
+    language = flat_keys(raw)
     for part, defaults in ((spec.text_config, spec.defaults), (spec.vision_config, spec.vision_defaults)):
         inner = full.get(part)
-        known = given if part == spec.text_config else inner
-        if isinstance(inner, dict) and isinstance(known, dict):
-            missing = {key: value for key, value in defaults.items() if key not in known}
+        keys = language if part == spec.text_config else inner
+        if isinstance(inner, dict) and isinstance(keys, dict):
+            missing = {key: value for key, value in defaults.items() if key not in keys}
             full[part] = inner | missing if missing else inner
     return full
 

@@ -94,9 +94,9 @@ def _chunk(chunk: _Chunk, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     grown, shrunk = k * (-total).exp(), k * total.exp()
     queries = q * total.exp()
     mixing = (beta * (shrunk @ grown.transpose(1, 2))).tril(-1)  # what earlier tokens of the chunk have stored
-    wanted = beta * (v - shrunk @ state)
+    targets = beta * (v - shrunk @ state)
     written = torch.linalg.solve_triangular(
-        mixing + torch.eye(len(mixing[0]), device=q.device), wanted, upper=False, unitriangular=True
+        mixing + torch.eye(len(mixing[0]), device=q.device), targets, upper=False, unitriangular=True
     )
     out = queries @ state + (queries @ grown.transpose(1, 2)).tril() @ written
     last = total[:, -1:]

@@ -16,7 +16,7 @@ from glm5_ascend.model.weights import LayerWeights
 
 
 class Mixing(NamedTuple):
-    """How a block's output joins the streams: `out` [S, streams], `among` [S, streams, streams]."""
+    """Weights of the streams behind a block: `out` [S, streams] of its output, `among` [S, streams, streams] of theirs."""
 
     out: torch.Tensor
     among: torch.Tensor
@@ -27,12 +27,12 @@ class Mixing(NamedTuple):
         return streams.flatten(1).add_(share(self.out, output))
 
     def rows(self, span: slice) -> Mixing:
-        """The same for some of the tokens."""
+        """Return the weights of some of the tokens."""
         return Mixing(self.out[span], self.among[span])
 
 
 def share(shares: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """What outputs [T, hidden] add to the streams, by the `shares` [T, streams] of each: [T, streams * hidden]."""
+    """Return what outputs [T, hidden] add to the streams [T, streams * hidden], by the `shares` [T, streams] of each."""
     return (shares[..., None] * output[:, None]).flatten(1)
 
 

@@ -33,9 +33,9 @@ DAMAGED = (
 def checkpoints(
     tiny_quantized: Callable[..., Path], tiny_flash: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    made = {recipe: tiny_quantized(recipe, tiny_flash) for recipe in CASES[:2]}
+    quantized = {recipe: tiny_quantized(recipe, tiny_flash) for recipe in CASES[:2]}
     renamed = tmp_path_factory.mktemp("renamed") / "out"
-    return made | {CASES[2]: rename_as_msmodelslim(made["flash-w8a8"], renamed)}
+    return quantized | {CASES[2]: rename_as_msmodelslim(quantized["flash-w8a8"], renamed)}
 
 
 @pytest.fixture(scope="module")

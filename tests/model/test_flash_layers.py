@@ -52,13 +52,13 @@ def random_model(directory: Path, **text: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, StoredModel]]:
-    made: dict[str, tuple[Any, StoredModel]] = {}
+    cache: dict[str, tuple[Any, StoredModel]] = {}
 
     def model(**text: Any) -> tuple[Any, StoredModel]:
-        if (key := repr(text)) not in made:
+        if (key := repr(text)) not in cache:
             folder = tmp_path_factory.mktemp("flash")
-            made[key] = random_model(folder, **text), StoredModel(folder)
-        return made[key]
+            cache[key] = random_model(folder, **text), StoredModel(folder)
+        return cache[key]
 
     return model
 

@@ -61,8 +61,8 @@ def _check_defaults(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> 
     """Report keys that transformers leaves out where they have its default: engines have other defaults."""
     parts = ((spec.text_config, spec.defaults, flat_keys(raw)),
              (spec.vision_config, spec.vision_defaults, raw.get(spec.vision_config or "", {})))  # fmt: skip
-    for part, defaults, given in parts:
-        if missing := [key for key in defaults if key not in given]:
+    for part, defaults, keys in parts:
+        if missing := [key for key in defaults if key not in keys]:
             why = f"{part} lacks {', '.join(missing[:8])}: engines have other defaults than transformers"
             _error(report, str(part), why, "quantize again: the output states them")
 
