@@ -16,7 +16,7 @@ from glm5_ascend.model.weights import LayerWeights
 
 
 class Mixing(NamedTuple):
-    """Weights of the streams behind a block: `out` [S, streams] of its output, `among` [S, streams, streams] of theirs."""
+    """Weights of the streams behind a block: `out` [S, streams] of its output, `among` [S, streams, streams]."""
 
     out: torch.Tensor
     among: torch.Tensor
@@ -32,7 +32,7 @@ class Mixing(NamedTuple):
 
 
 def share(shares: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Return what outputs [T, hidden] add to the streams [T, streams * hidden], by the `shares` [T, streams] of each."""
+    """Return what outputs [T, hidden] add to the streams [T, streams * hidden], by `shares` [T, streams]."""
     return (shares[..., None] * output[:, None]).flatten(1)
 
 

@@ -67,20 +67,19 @@ class Routed:
         inputs: fp32 [tokens, hidden] on disk.
         out: the next layer's stream, which already holds everything but the routed experts; None if no layer reads it.
         weight, ids: [tokens, num_experts_per_tok].
-        shares: fp32 [tokens, streams], how much of an output each residual stream gets; empty with one stream.
+        shares: fp32 [tokens, streams], how much of an output each residual stream gets; None with one stream.
     """
 
     inputs: RowFile
     out: Stream | None
     weight: torch.Tensor
     ids: torch.Tensor
-    shares: torch.Tensor
+    shares: torch.Tensor | None = None
 
     def add(self, tokens: torch.Tensor, output: torch.Tensor) -> None:
         """Add the output [T, hidden] of an expert for `tokens` to the next layer's stream."""
         if self.out is not None:
-            shares = self.shares[tokens]
-            self.out.add(tokens, streams.share(shares, output) if shares.numel() else output)
+            self.out.add(tokens, output if self.shares is None else streams.share(self.shares[tokens], output))
 
 
 def stream_name(layer: int) -> str:
@@ -148,7 +147,7 @@ def output_checksum(config: ModelConfig, folder: Path, layer: int) -> str:
 class _SequenceResult(NamedTuple):
     """Statistics by linear, and the routing [S, num_experts_per_tok], empty in a dense layer.
 
-    `shares` [S, streams] as in `Routed`.
+    `shares` [S, streams] as in `Routed`; [S, 0] with one stream.
     """
 
     statistics: dict[str, InputStatistics]
@@ -202,7 +201,10 @@ def forward_layer(
         weight[start : start + len(result.weight)], ids[start : start + len(result.ids)] = result.weight, result.ids
         shares.append(result.shares)
     release_memory()
-    return statistics, None if inputs is None else Routed(inputs, around.out, weight, ids, torch.cat(shares))
+    if inputs is None:
+        return statistics, None
+    of_streams = torch.cat(shares)
+    return statistics, Routed(inputs, around.out, weight, ids, of_streams if of_streams.numel() else None)
 
 
 def release_memory() -> None:
