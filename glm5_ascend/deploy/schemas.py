@@ -9,13 +9,14 @@ from pydantic import BaseModel
 
 from glm5_ascend.deploy.profiles.file import ProfileFile
 from glm5_ascend.deploy.rendering.values import PodValues
-from glm5_ascend.deploy.rules.load import RuleFile
+from glm5_ascend.deploy.rules.load import RuleFile, ThreadFile
 from glm5_ascend.files.resources import data_dir, write_schemas
 
 #: By file name in deploy/schemas.
 SCHEMAS: dict[str, type[BaseModel]] = {
     "profile.json": ProfileFile,
     "rules.json": RuleFile,
+    "threads.json": ThreadFile,
     "values.json": PodValues,
 }
 

@@ -9,20 +9,27 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from packaging.version import Version
-
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.deploy.diagnosis.checkpoint_rows import other_weights
 from glm5_ascend.deploy.diagnosis.preflight import preflight
-from glm5_ascend.deploy.profiles.command import ServerPlace, command, script, verify_name
+from glm5_ascend.deploy.profiles.command import ServerPlace, command, script, user_flags, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rules.load import ERROR
-from glm5_ascend.engine_lines import CPU, NPU, SGLANG
-from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.engine_lines import CPU, SGLANG
+from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.environment import require_cpu_environment, version_of
-from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.launch import KEY_GUARD, SERVER_MODULE, become, port_of, refuse_flags, require_free_port
+from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
+from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
+from glm5_ascend.serve.launch import (
+    KEY_GUARD,
+    SERVER_MODULE,
+    become,
+    port_of,
+    refuse_flags,
+    refuse_open_server,
+    require_free_port,
+)
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -34,6 +41,7 @@ def serve_profile(
     role: str | None = None,
     server: ServerPlace | None = None,
     skip_verify: bool = False,
+    open_server: bool = False,
     dry_run: bool = False,
     start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
@@ -46,6 +54,7 @@ def serve_profile(
         role: role of this machine, if the profile has several.
         server: number of the machine and server in the role, and the address to listen on.
         skip_verify: serve even if the quick check or a rule fails.
+        open_server: answer anyone: without an API key on an address that others reach.
         start: receives the command to start.
 
     Raises:
@@ -56,22 +65,23 @@ def serve_profile(
     loaded = load(profile)
     if not skip_verify and not dry_run:
         refuse_broken(checkpoint, verify_name(loaded.engine, loaded.platform))
-    selected = loaded.role(role)
-    if loaded.platform == NPU and (installed := version_of("vllm-ascend")) is not None:
-        selected = selected.for_version(Version(installed))
+    line, flags = user_flags(loaded, vllm_args)
+    selected = loaded.role(role).for_line(line)
     refuse_known_bad(loaded, selected, checkpoint, vllm_args, only_warn=skip_verify)
-    refuse_other_weights(loaded, checkpoint)
-    built = command(loaded, selected, server or ServerPlace(), str(checkpoint.directory), list(vllm_args))
+    if (wrong := other_weights(loaded, checkpoint)) is not None:
+        raise wrong
+    built = command(loaded, selected, server or ServerPlace(), str(checkpoint.directory), flags)
     argv = on_this_platform(loaded, checkpoint, built.argv)
     if loaded.engine != SGLANG and "--headless" not in argv:
-        flags = argv.index("serve") + 2  # after the model and before the user's flags, which override it
-        argv = [*argv[:flags], "--middleware", KEY_GUARD, *argv[flags:]]
+        first = argv.index("serve") + 2  # after the model and before the user's flags, which override it
+        argv = [*argv[:first], "--middleware", KEY_GUARD, *argv[first:]]
     built = ServerCommand(merged_environment(built.env), argv)
-    built = built if loaded.engine == SGLANG else built.without_key()
+    built = with_key_flag(built) if loaded.engine == SGLANG else built.without_key()
     port = port_of(built.argv)
+    refuse_open_server(built, open_server, only_warn=dry_run)
     if dry_run:
         return built
-    refuse_other_platform(loaded, vllm_args)
+    refuse_other_platform(loaded, flags)
     has_api = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
     if has_api:
         require_free_port(value_of(built.argv, "--host"), port)
@@ -79,6 +89,14 @@ def serve_profile(
     program = sys.executable if is_module else executable("vllm")
     start(ServerCommand(built.env, [program, *built.argv[1:]]))
     return built
+
+
+def with_key_flag(command: ServerCommand) -> ServerCommand:
+    """Give SGLang the key of VLLM_API_KEY by its flag, as the rendered scripts do: it reads no variable."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not key or value_of(command.argv, "--api-key"):
+        return command
+    return ServerCommand(command.env, [*command.argv, "--api-key", key])
 
 
 def shell_script(profile: str, built: ServerCommand) -> str:
@@ -101,10 +119,10 @@ def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list
 
 def merged_environment(env: dict[str, str]) -> dict[str, str]:
     """Variables to set. Values of the user's environment win; differences are printed to stderr."""
-    for name, value in env.items():
-        if os.environ.get(name, value) != value:
-            print(f"kept from your environment: {name}={os.environ[name]} (the profile: {value})", file=sys.stderr)
-    return {name: os.environ.get(name, value) for name, value in env.items()}
+    merged, users = with_users_variables(env)
+    for name, value in users.items():
+        print(f"kept from your environment: {name}={value} (the profile: {env[name]})", file=sys.stderr)
+    return merged
 
 
 def executable(name: str) -> str:
@@ -146,7 +164,7 @@ def refuse_known_bad(
     Raises:
         CheckFailedError: a broken rule is an error, unless `only_warn`.
     """
-    (result,) = preflight(profile, checkpoint, role.name, list(vllm_args))
+    (result,) = preflight(profile, checkpoint, role.name, vllm_args)
     for broken in result.broken:
         print(f"{broken.level} {broken.id}: {broken.message} ({broken.source})\n  fix: {broken.fix}", file=sys.stderr)
     errors = [broken.id for broken in result.broken if broken.level == ERROR]
@@ -155,17 +173,6 @@ def refuse_known_bad(
             f"profile {profile.name}: known bad combination ({', '.join(errors)})",
             "see the lines above, or --skip-verify to serve it anyway",
         )
-
-
-def refuse_other_weights(profile: Profile, checkpoint: CheckpointSummary) -> None:
-    """Raises `ConfigError` if the profile is for other weight types."""
-    for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
-        expected = profile.weights[part]
-        if expected not in ("any", has):
-            raise ConfigError(
-                f"profile {profile.name} is for {part} in {expected}, {checkpoint.directory} has {has}",
-                f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
-            )
 
 
 def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:

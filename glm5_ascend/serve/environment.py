@@ -56,6 +56,19 @@ def require_cpu_environment() -> None:
         raise MissingEnvironmentError(obstacle.problem, obstacle.remedy)
 
 
+def with_users_variables(
+    env: Mapping[str, str], environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables that a server gets: those of the user's environment win over `env`, the profile's.
+
+    Returns:
+        (variables of `env` with the values that count, those of them whose value is the user's and another one)
+    """
+    environ = os.environ if environ is None else environ
+    merged = {name: environ.get(name, value) for name, value in env.items()}
+    return merged, {name: value for name, value in merged.items() if value != env[name]}
+
+
 def version_of(*distributions: str) -> str | None:
     """Version of the first installed one of some distributions."""
     for name in distributions:

@@ -1,32 +1,31 @@
-"""Command lines of engines: their flags and the values of the flags."""
+"""Command lines of engines in one normal form, which every command that reads flags of an engine uses."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from glm5_ascend.files.untrusted import parse_json
+from glm5_ascend.errors import ConfigError, shown
+from glm5_ascend.serve.flag_types import WITHOUT_VALUE, FlagTable, json_value, value_of_words
 
 #: Environment variable of vLLM's API key.
 KEY_VARIABLE = "VLLM_API_KEY"
 #: SGLang has the flag only.
 KEY_FLAGS = ("--api-key", "--api_key")
-#: vLLM's short flags.
-SHORT = {
-    "-q": "--quantization",
-    "-tp": "--tensor-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-pcp": "--prefill-context-parallel-size",
-    "-dcp": "--decode-context-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-sc": "--speculative-config",
-    "-cc": "--compilation-config",
-    "-ac": "--attention-config",
-}
+#: Flags of vLLM that set a key of --speculative-config.
+SPECULATIVE = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+#: Flags that cannot be 0.
+_POSITIVE = (
+    "tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size",
+    "decode-context-parallel-size", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
+    "cp-kv-cache-interleave-size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,48 +79,187 @@ class ServerCommand:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Given:
+    """A flag as it stands on a command line; keys: of `--flag.a.b`, with a `+` at the end of one that is added to."""
+
+    flag: str
+    off: bool
+    keys: tuple[str, ...]
+    values: list[str]
+
+
+def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:
+    """Flags in one spelling: long, with dashes, one word per value, each flag once, numbers written out.
+
+    It means what the engine's parser reads: the last one of a flag counts; `--a.b value` sets a key of the JSON object
+    in `--a`, and replaces such an object that is given as a whole.
+
+    Raises:
+        ConfigError: names the flag, its key, what is expected and what stands there.
+    """
+    plain: dict[str, list[str]] = {}
+    keyed: dict[str, dict[str, Any]] = {}
+    for given in _given(words, table):
+        kind = table.flags.get(given.flag, "")
+        if given.flag in ("model", "model-path"):
+            raise ConfigError(f"--{given.flag}: DIR is the checkpoint already", f"remove --{given.flag}")
+        if given.keys:
+            _set(keyed.setdefault(given.flag, {}), given)
+            continue
+        before = plain.pop(given.flag, [])
+        if given.off:
+            plain[given.flag] = [f"--no-{given.flag}", *given.values]
+            value_of_words(f"no-{given.flag}", "switch" if table.engine else "list", given.values)
+            continue
+        texts = _checked(given, kind, table)
+        plain[given.flag] = [*(before if kind == "append" else ()), f"--{given.flag}", *texts]
+    for flag, value in keyed.items():
+        if table.engine and not isinstance(table.flags[flag], dict) and "json" not in str(table.flags[flag]):
+            raise ConfigError(f"--{flag}.{next(iter(value))}: --{flag} takes no JSON", f"give --{flag} VALUE")
+        plain.pop(flag, None)
+        plain[flag] = [f"--{flag}", json.dumps(_checked_keys(flag, value, table))]
+    for flag, key in SPECULATIVE.items():
+        if flag in plain and key in parsed_flags(plain.get("speculative-config", ()), table).get("speculative-config", ()):
+            raise ConfigError(f"--{flag} and {key} of --speculative-config: vLLM takes one of them", "remove one")
+    return [word for flag_words in plain.values() for word in flag_words]
+
+
+def _given(words: Sequence[str], table: FlagTable) -> Iterator[_Given]:
+    """Split a command line at its flags. Raises `ConfigError` for a word that belongs to none."""
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        optimization = re.fullmatch(r"-O=?(\d)", word)
+        if optimization:
+            found.append(("--optimization-level", [optimization[1]]))
+        elif _is_flag(word, table):
+            name, equals, value = word.partition("=")
+            found.append((name, [value] if equals else []))
+        elif not found:
+            raise ConfigError(f"{shown(word)} is no flag of the engine", "flags begin with --; DIR is the checkpoint")
+        else:
+            found[-1][1].append(word)
+    for name, values in found:
+        base, *keys = name.split(".") if table.underscores else [name]
+        flag, off = table.flag_of(base)
+        if flag == "config" and table.underscores and table.engine:
+            yield from _given(_words_of_file(Path(" ".join(values))), table)
+        else:
+            yield _Given(flag, off, tuple(keys), values)
+
+
+def _is_flag(word: str, table: FlagTable) -> bool:
+    name = word.partition("=")[0].partition(".")[0]
+    return (word.startswith("--") and len(word) > 2) or name in table.aliases or word == "-O"
+
+
+def _words_of_file(path: Path) -> Iterator[str]:
+    """Flags of the YAML file of vLLM's `--config`."""
+    from glm5_ascend.files.yaml_file import yaml_content
+
+    content = yaml_content(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a map of flags", "one flag per line: max-num-seqs: 16")
+    for flag, value in content.items():
+        if flag == "config":
+            raise ConfigError(f"{path}: config names another file", "one file of flags")
+        if value is not False:
+            yield f"--{flag}"
+        elif value is False:
+            yield f"--no-{flag}"
+        if isinstance(value, dict):
+            yield json.dumps(value)
+        elif isinstance(value, list):
+            yield from map(str, value)
+        elif not isinstance(value, bool):
+            yield str(value)
+
+
+def _set(whole: dict[str, Any], given: _Given) -> None:
+    """Set the key of `--flag.a.b value`; numbers may be written as 16k, and `+` adds to a list."""
+    text = given.values[-1] if given.values else ""
+    if len(given.values) != 1:
+        name = ".".join((given.flag, *given.keys))
+        raise ConfigError(f"--{name} has {len(given.values) or 'no'} values, expected one", f"--{name} VALUE")
+    *path, last = given.keys
+    for key in path:
+        inner = whole.setdefault(key, {})
+        whole = inner if isinstance(inner, dict) else whole
+    if last.endswith("+"):
+        items = whole.setdefault(last[:-1], [])
+        whole[last[:-1]] = [*(items if isinstance(items, list) else []), *text.split(",")]
+        return
+    value: Any = text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        with suppress(ConfigError):
+            value = value_of_words(last, "human", [text])
+    whole[last] = value
+
+
+def _checked(given: _Given, kind: Any, table: FlagTable) -> list[str]:
+    """The words of a flag's values after a check of its type; JSON as one line, and numbers written out."""
+    value = value_of_words(given.flag, kind or ("list" if len(given.values) != 1 else "str"), given.values)
+    if isinstance(kind, dict):
+        return [json.dumps(_checked_keys(given.flag, value, table))]
+    if type(value) is int and given.flag in _POSITIVE and value < 1 and given.values != ["auto"]:
+        raise ConfigError(f"--{given.flag} is {value}, expected a whole number above 0", "correct the value")
+    return [str(value)] if kind in ("human", "human or auto") and value != -1 else given.values
+
+
+def _checked_keys(flag: str, value: dict[str, Any], table: FlagTable) -> dict[str, Any]:
+    if flag in table.dashed_keys:
+        value = {key.replace("-", "_"): item for key, item in value.items()}
+    return json_value(flag, table.flags.get(flag, "object"), json.dumps(value))
+
+
 def flag_groups(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Split a command line into (flag in the spelling `--a-b`, its words). Words before the first flag: flag ""."""
     groups: list[tuple[str, list[str]]] = [("", [])]
     for word in argv:
-        if word.startswith("--") or word in SHORT:
-            name = word.partition("=")[0].replace("_", "-")
-            groups.append((SHORT.get(name, name), []))
+        if word.startswith("--"):
+            groups.append((word.partition("=")[0].replace("_", "-"), []))
         groups[-1][1].append(word)
     return groups
 
 
 def without(argv: Sequence[str], *flags: str) -> list[str]:
-    """Remove flags and their values."""
+    """Remove flags and their values from a command line in normal form."""
     return [word for name, words in flag_groups(argv) if name not in flags for word in words]
 
 
-def parsed_flags(argv: Sequence[str]) -> dict[str, Any]:
-    """Flags of a command line by name without dashes; the last one of a name counts.
+def parsed_flags(argv: Sequence[str], table: FlagTable) -> dict[str, Any]:
+    """Values of the flags of a command line by name without dashes, after `normal_form`.
 
-    `--no-x` is x: False, a flag without a value True. JSON is parsed, so numbers are numbers; several words are a list.
-    `--a.b value` sets the key b of the object a, as vLLM reads it.
+    `--no-x` is x: False, a flag without a value True. A value that is no value of its type, such as a `{word}` of a
+    profile, stays text.
     """
     flags: dict[str, Any] = {}
     for name, words in flag_groups(argv)[1:]:
-        inline = words[0].partition("=")
-        values = [_parsed(word) for word in [*([inline[2]] if inline[1] else []), *words[1:]]]
-        value = values if len(values) > 1 else values[0] if values else True
-        flag, _, key = name.removeprefix("--").partition(".")
-        if key:
-            whole = flags.get(flag)
-            value = {**(whole if isinstance(whole, dict) else {}), key.replace("-", "_"): value}
-        elif flag.startswith("no-") and not values:
-            flag, value = flag.removeprefix("no-"), False
-        flags[flag] = value
+        flag, values, off = name.removeprefix("--"), words[1:], False
+        with suppress(ConfigError):
+            flag, off = table.flag_of(name)
+        kind = table.flags.get(flag)
+        try:
+            if off or (not values and kind in (None, *WITHOUT_VALUE)):
+                flags[flag] = not off
+            else:
+                flags[flag] = _guessed(values) if kind is None else value_of_words(flag, kind, values)
+        except ConfigError:
+            flags[flag] = _guessed(values) if isinstance(kind, dict) and values else " ".join(values)
     return flags
 
 
-def _parsed(word: str) -> Any:
-    try:
-        return parse_json(word)
-    except ValueError:
-        return word
+def _guessed(words: list[str]) -> Any:
+    """The value of a flag of unknown type: JSON if it is JSON, else text; several words are a list."""
+    values: list[Any] = []
+    for word in words:
+        try:
+            values.append(json.loads(word))
+        except (ValueError, RecursionError):
+            values.append(word)
+    return values if len(values) > 1 else values[0]
 
 
 def given_flags(extra: Sequence[str]) -> set[str]:
@@ -135,9 +273,3 @@ def value_of(argv: Sequence[str], flag: str) -> str:
     words = next((words for name, words in reversed(flag_groups(argv)) if name == flag), [""])
     _, equals, inline = words[0].partition("=")
     return inline if equals else words[1] if len(words) > 1 else ""
-
-
-def json_of(argv: Sequence[str], flag: str) -> dict[str, Any]:
-    """JSON object in a flag; an empty one for a value that vLLM itself refuses."""
-    value = parsed_flags(argv).get(flag.removeprefix("--"))
-    return value if isinstance(value, dict) else {}

@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from packaging.version import Version
+
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.engine_lines import VLLM_CPU_032, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.environment import require_cpu_environment
-from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
+from glm5_ascend.serve.environment import require_cpu_environment, version_of
+from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
 from glm5_ascend.serve.servable import check_directory
 
 #: Module that runs `vllm serve`.
@@ -24,6 +28,7 @@ CHAT_PAGE = "glm5_ascend.serve.middleware.ChatPage"
 KEY_GUARD = "glm5_ascend.serve.middleware.RequireApiKey"
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LONGEST_DEFAULT_CONTEXT = 8192
 
 #: Defaults of environment variables. OMP_NUM_THREADS=1: more threads than free cores make it many times slower.
@@ -43,6 +48,7 @@ def serve(
     *,
     host: str | None = None,
     port: int | None = None,
+    open_server: bool = False,
     dry_run: bool = False,
 ) -> ServerCommand:
     """Replace this process by vLLM's OpenAI-compatible server. Returns only for a dry run: the command.
@@ -54,13 +60,16 @@ def serve(
         directory: a checkpoint, quantized or not.
         vllm_args: flags of vLLM; they override our defaults.
         host: address to listen on, default 127.0.0.1. port: default 8000.
+        open_server: answer anyone: without an API key on an address that others reach.
 
     Raises:
-        ConfigError: config.json that vLLM would misread, a flag that fails later, a port that is taken.
+        ConfigError: config.json that vLLM would misread, a flag that fails later, a port that is taken, a server that
+            would answer anyone.
         CheckpointError: no weights, or a description that cannot be read.
         MissingEnvironmentError: a problem of this machine.
     """
-    return launch(check_directory(Path(directory)), vllm_args, host=host, port=port, dry_run=dry_run)
+    checkpoint = check_directory(Path(directory))
+    return launch(checkpoint, vllm_args, host=host, port=port, open_server=open_server, dry_run=dry_run)
 
 
 def become(command: ServerCommand) -> NoReturn:
@@ -75,12 +84,15 @@ def launch(
     *,
     host: str | None,
     port: int | None,
+    open_server: bool = False,
     dry_run: bool,
     start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
     """`serve` for a checkpoint that `check_directory` has read; calls `start` with the command."""
+    vllm_args = normal_form(vllm_args, flag_table(line_here().flags))
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
+    refuse_open_server(command, open_server, only_warn=dry_run)
     if dry_run:
         return command
     if not on_ascend():
@@ -89,6 +101,28 @@ def launch(
     require_free_port(value_of(command.argv, "--host"), port_of(command.argv))
     start(command)
     return command
+
+
+def line_here() -> EngineLine:
+    """The engine line of a server without a profile: of the installed vllm-ascend, or vLLM's for CPUs."""
+    installed = version_of("vllm-ascend")
+    return VLLM_CPU_032 if installed is None else vllm_ascend_line(Version(installed))
+
+
+def refuse_open_server(command: ServerCommand, open_server: bool, *, only_warn: bool) -> None:
+    """Raise `ConfigError` for a server without an API key on an address that others reach, unless it is asked for.
+
+    Args:
+        only_warn: print the line to stderr instead, for a dry run.
+    """
+    host = value_of(command.argv, "--host") or "0.0.0.0"
+    has_key = os.environ.get(KEY_VARIABLE) or command.env.get(KEY_VARIABLE) or value_of(command.argv, "--api-key")
+    if open_server or has_key or host in LOOPBACK or "--headless" in command.argv:
+        return
+    problem, fix = f"the server on {host} would answer anyone", f"set {KEY_VARIABLE}, give --open, or --host 127.0.0.1"
+    if not only_warn:
+        raise ConfigError(problem, fix)
+    print(f"a start refuses this: {problem}\n  fix: {fix}", file=sys.stderr)
 
 
 def build_command(

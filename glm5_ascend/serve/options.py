@@ -32,6 +32,7 @@ class ServeOptions:
     ip: Annotated[str, Option(_WITH_PROFILE + "address of this machine.", "IP")] = ""
     nic: Annotated[str, Option(_WITH_PROFILE + "network interface of this machine.", "NAME")] = ""
     skip_verify: Annotated[bool, Option("Do not check a quantized DIR first.")] = False
+    open: Annotated[bool, Option("Answer anyone: no API key on an address that others reach.")] = False
     log: Annotated[
         StrPath | None, Option("File for the server's log.", "FILE", default_text="in your directory for logs")
     ] = None

@@ -43,14 +43,12 @@ def differences(expected: Mapping[str, str], installed: Installed, cann: str | N
 
 
 def same(have: str, expected: str) -> bool:
-    """True if two versions are equal, apart from local parts and post releases that `expected` does not name."""
+    """True for the expected version, and for later candidates, the final and post releases of the same release."""
     try:
-        left, right = Version(have), Version(expected)
+        left, right = Version(Version(have).public), Version(Version(expected).public)
     except InvalidVersion:
         return have == expected
-    if right.is_postrelease or right.is_prerelease or right.local:
-        return left == right or left.public == right.public
-    return left.release == right.release and not left.is_prerelease
+    return left.release == right.release and left >= right
 
 
 def facts(line: EngineLine, installed: Installed = version_of) -> tuple[dict[str, Any], bool]:

@@ -13,7 +13,7 @@ import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.engine_lines import STABLE
+from glm5_ascend.engine_lines import STABLE, vllm_ascend_line
 from tests.contract.support.tiny_glm5 import tiny_glm5
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.deploy.support.profile_table import is_on
@@ -48,7 +48,7 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
     model = tiny_glm5(folder)
     commands: dict[str, Any] = {}
     for profile, written, node in ROLES:
-        role = written.for_version(version)
+        role = written.for_line(vllm_ascend_line(version))
         built = command(profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
         # The tiny model has three layers, and 0.30 counts.
         stages = {name: "2,1" for name in built.env if name == "VLLM_PP_LAYER_PARTITION"}
@@ -62,7 +62,7 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
     single = load("a3-single-w4a8")
     for name, flags in BAD.items():
         extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
-        built = command(single, single.role(None).for_version(version), ServerPlace(), str(model), extra)
+        built = command(single, single.role(None).for_line(vllm_ascend_line(version)), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     line.run("profiles", folder / "commands.json", folder / "out.json")

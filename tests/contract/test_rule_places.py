@@ -6,10 +6,13 @@ import ast
 
 import pytest
 
+from glm5_ascend.deploy.flag_tables import table, text
 from glm5_ascend.deploy.rehearsal.environment import site_packages
 from glm5_ascend.deploy.rules.load import rules
-from glm5_ascend.engine_lines import VLLM_ASCEND_030
+from glm5_ascend.engine_lines import VLLM_ASCEND_030, vllm_ascend_line
+from glm5_ascend.serve.flag_types import flag_table
 from tests.contract.support.vllm_ascend import VllmAscend
+from tests.support.command import ROOT
 
 pytestmark = pytest.mark.contract
 
@@ -40,4 +43,14 @@ def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> No
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NON_USER_INPUT_KEYS"
     )
-    assert {name for name in fields | taken if not name.startswith("_")} == VLLM_ASCEND_030.config_keys
+    keys = flag_table(VLLM_ASCEND_030.flags).flags["additional-config"]
+    assert {name for name in fields | taken if not name.startswith("_")} == set(keys)
+
+
+@pytest.mark.parametrize("fixture", ["vllm_ascend", "vllm_ascend_030"])
+def test_the_tables_of_flags_are_the_parsers(fixture: str, request: pytest.FixtureRequest) -> None:
+    """Every flag, type, allowed value and key in deploy/flags, asked from the installed parser."""
+    environment: VllmAscend = request.getfixturevalue(fixture)
+    name = vllm_ascend_line(environment.version).flags
+    written = (ROOT / "deploy" / "flags" / f"{name}.json").read_text(encoding="utf-8")
+    assert text(table(name, environment.python)) == written

@@ -9,7 +9,7 @@ import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.deploy.rules.facts import OLD_SGLANG_FLAGS
+from glm5_ascend.deploy.rules.command_facts import OLD_SGLANG_FLAGS
 from glm5_ascend.engine_lines import SGLANG
 from tests.contract.support.sglang import SGLang, require
 from tests.deploy.support.profile_table import is_on

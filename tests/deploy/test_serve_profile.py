@@ -85,7 +85,7 @@ def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path], m
         ("w4a8", ["--profile", "a3-single-w4a8-mlapo"], 2, "is for attention in W8A8,"),
         ("w8a8", ["--profile", "a3-single-w4a8"], 2, "is for experts in W4A8_DYNAMIC"),
         ("w8a8", ["--profile", "a3-2node"], 2, "needs to know 'ip'"),
-        ("w4a8", ["--profile", "a3-single-w4a8", "--", "--port", "x"], 2, "--port x: not a port"),
+        ("w4a8", ["--profile", "a3-single-w4a8", "--", "--port", "x"], 2, "--port is 'x', expected a whole number"),
         ("w8a8", ["--profile", "a3-pd"], 2, "has several roles"),
         ("w4a8", ["--node", "1"], 2, "belong to a profile"),
         ("w8a8", ["--profile", "a3-single-w4a8-sglang"], 2, "is for experts in W4A8_DYNAMIC"),
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused(
     ("profile", "needs"), [("a3-single-w4a8", "vllm-ascend"), ("a3-single-w4a8-sglang", "SGLang and torch_npu")]
 )
 def test_without_its_engine_nothing_starts(profile: str, needs: str, checkpoints: dict[str, Path]) -> None:
-    done = serve(checkpoints["w4a8"], "--profile", profile)
+    done = serve(checkpoints["w4a8"], "--profile", profile, "--open")
     assert_one_clear_line(done, 3, f"needs {needs}")
     assert "--dry-run" in done.stderr
 

@@ -11,6 +11,7 @@ from glm5_ascend.deploy.diagnosis.row import DoctorRow
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, rules
+from glm5_ascend.errors import ConfigError
 
 
 def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> list[DoctorRow]:
@@ -33,7 +34,22 @@ def profile_rows(
     profile: Profile, checkpoint: CheckpointSummary | None, role: str | None, flags: Sequence[str] = ()
 ) -> list[DoctorRow]:
     """Rows of the rules for each role, or for the named one. flags: the user's flags of the engine."""
-    return [row for result in preflight(profile, checkpoint, role, list(flags)) for row in _role_rows(profile, result)]
+    results = preflight(profile, checkpoint, role, flags)
+    rows = [row for result in results for row in _role_rows(profile, result)]
+    wrong = None if checkpoint is None else other_weights(profile, checkpoint)
+    return rows if wrong is None else [DoctorRow("checkpoint", wrong.message, "problem", wrong.tip), *rows]
+
+
+def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigError | None:
+    """What `serve` refuses: weights of other types than the profile is for; None for suitable ones."""
+    for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
+        expected = profile.weights[part]
+        if expected not in ("any", has):
+            return ConfigError(
+                f"profile {profile.name} is for {part} in {expected}, {checkpoint.directory} has {has}",
+                f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
+            )
+    return None
 
 
 def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
@@ -46,10 +62,12 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
         sorted({fact for facts in result.unchecked.values() for fact in facts})
     )
     if result.assumed:
-        note += f"; versions assumed as of {profile.line.name}: this machine is not an Atlas"
+        note += f"; versions assumed as of {result.line.name}: this machine is not an Atlas"
     verdict = f"{name}: {checked} rules checked, {len(rows)} broken"
+    kept = [f"{key}={users} (the profile: {own})" for key, (users, own) in result.kept.items()]
     return [
         *rows,
+        *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in kept),
         DoctorRow("profile", verdict, "info" if rows else "ok", note if result.unchecked else profile.status),
     ]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +14,68 @@ from packaging.version import InvalidVersion, Version
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.deploy.diagnosis import machine
-from glm5_ascend.deploy.profiles.command import open_command
+from glm5_ascend.deploy.profiles.command import open_command, user_flags
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rules import command_facts
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
-from glm5_ascend.engine_lines import NPU, SGLANG
+from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
+from glm5_ascend.model.config_file import indexer_schedule
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
-from glm5_ascend.serve.environment import version_of
+from glm5_ascend.serve.environment import version_of, with_users_variables
+from glm5_ascend.serve.flag_types import FlagTable, flag_table
 
 MOUNTS = Path("/proc/mounts")
+#: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
+FEW_EXPERTS = 32
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Result of the rules for one role. assumed: versions are the profile's; its engine is not installed here."""
+    """Result of the rules for one role.
+
+    Attributes:
+        assumed: versions are those of `line`; its engine is not installed here.
+        kept: variables whose value is the user's, not the profile's -> (user's, profile's).
+    """
 
     profile: str
     role: str
     broken: list[BrokenRule]
     unchecked: dict[str, list[str]]
     assumed: bool
+    line: EngineLine
+    kept: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def facts_for(
-    profile: Profile, role: Role, checkpoint: CheckpointSummary | None, extra: list[str]
+    profile: Profile, role: Role, checkpoint: CheckpointSummary | None, extra: Sequence[str]
 ) -> tuple[dict[str, Any], bool]:
     """Collect facts from profile, command line, software, checkpoint and machine; later sources override earlier ones.
 
     Returns:
-        (facts, whether versions are assumed as the profile's because its engine is not installed here)
+        (facts, whether versions are assumed because the engine is not installed here)
     """
-    software, assumed = sets.facts(profile.line)
-    if profile.platform == NPU:
-        role = role.for_version(software.get("vllm_ascend"))
-    argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), extra).argv
+    line, flags = user_flags(profile, extra)
+    software, assumed = sets.facts(line)
+    role = role.for_line(line)
+    argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), flags).argv
     if role.engine == SGLANG:
         assumed = version_of("sglang") is None
+    config = checkpoint.config if checkpoint else {}
+    environ = {**os.environ, **with_users_variables(role.env)[0]}
     facts = rule_facts.of_profile(profile, role)
-    environ = {**os.environ, **role.env}
-    facts |= rule_facts.of_command(argv, environ) | software
+    facts |= command_facts.of_command(argv, environ, line, sizes_of(config)) | software
+    if role.engine != SGLANG:
+        facts["replaced_json"] = replaced_json(role, extra, flag_table(line.flags))
     facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation()
     if checkpoint is not None:
         facts |= checkpoint_facts(checkpoint)
+        facts["stage_on_shared"] = stage_on_shared(config, facts["pp"], environ.get("VLLM_PP_LAYER_PARTITION", ""))
+    elif facts["pp"] == 1:
+        facts["stage_on_shared"] = 0
     if not assumed:  # devices and limits of another machine do not describe the Atlas
         here = machine.facts()
         with suppress(InvalidVersion, KeyError):
@@ -63,8 +83,45 @@ def facts_for(
         facts |= here
     if role.engine == SGLANG:
         facts = {name: value for name, value in facts.items() if name in rule_facts.COMMON}
-        facts |= rule_facts.of_sglang_command(argv, environ)
+        facts |= command_facts.of_sglang_command(argv, environ)
     return facts, assumed
+
+
+def sizes_of(config: Mapping[str, Any]) -> command_facts.ModelSizes:
+    """Sizes of a checkpoint, and GLM-5's for what config.json does not have and for models with `FEW_EXPERTS`."""
+    usual = command_facts.ModelSizes()
+    if (config.get("n_routed_experts") or 0) < FEW_EXPERTS:
+        return usual
+    return command_facts.ModelSizes(
+        config.get("n_routed_experts") or usual.experts,
+        config.get("num_experts_per_tok") or usual.experts_per_token,
+        config.get("hidden_size") or usual.hidden,
+        config.get("num_attention_heads") or usual.heads,
+    )
+
+
+def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
+    """The user's flags with a dot that replace a whole JSON object of the profile, as vLLM does."""
+    names = [word.partition("=")[0] for word in extra if word.startswith("-") and "." in word.partition("=")[0]]
+    whole = {flag for flag, value in role.args.items() if isinstance(value, dict)}
+    return ", ".join(name for name in dict.fromkeys(names) if table.flag_of(name.partition(".")[0])[0] in whole)
+
+
+def stage_on_shared(config: Mapping[str, Any], stages: int, partition: str) -> int:
+    """The first layer of a pipeline stage that reads the positions of an indexer on another stage; 0: none.
+
+    Args:
+        partition: VLLM_PP_LAYER_PARTITION, layers per stage; empty: vLLM's equal parts.
+    """
+    layers = int(config.get("num_hidden_layers") or 0)
+    base, rest = divmod(layers, stages)
+    parts = [int(part) for part in partition.split(",") if part.strip().isdecimal()]
+    if len(parts) != stages:
+        parts = [base + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
+    types = config.get("indexer_types")
+    own = [kind != "shared" for kind in types] if types else indexer_schedule(dict(config), layers)
+    starts = list(accumulate(parts))[:-1]
+    return next((start for start in starts if 0 < start < len(own) and not own[start]), 0)
 
 
 def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
@@ -80,6 +137,8 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
         "kv_b_quantized": any(t != "FLOAT" for name, t in types.items() if name.endswith(".kv_b_proj.weight")),
         "shared_indexers": checkpoint.shared_indexers,
         "mtp_layers": config.get("num_nextn_predict_layers") or 0,
+        "num_experts": sizes_of(config).experts,
+        "num_heads": sizes_of(config).heads,
     }
     if types:
         facts["group_size"] = checkpoint.group_size
@@ -109,13 +168,19 @@ def fixes_rotation() -> bool:
 
 
 def preflight(
-    profile: Profile, checkpoint: CheckpointSummary | None, role: str | None = None, extra: list[str] | None = None
+    profile: Profile, checkpoint: CheckpointSummary | None, role: str | None = None, extra: Sequence[str] = ()
 ) -> list[Preflight]:
-    """One result per role, or for the named one. extra: the user's flags, which override the profile's."""
+    """One result per role, or for the named one. extra: the user's flags, which override the profile's.
+
+    Raises:
+        ConfigError: the engine would refuse one of these flags.
+    """
     roles = list(profile.roles.values()) if role is None else [profile.role(role)]
-    results = []
+    line, results = user_flags(profile, extra)[0], []
     for one in roles:
-        facts, assumed = facts_for(profile, one, checkpoint, extra or [])
+        facts, assumed = facts_for(profile, one, checkpoint, extra)
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
-        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed))
+        _, users = with_users_variables(one.env)
+        kept = {name: (value, one.env[name]) for name, value in users.items() if "{" not in one.env[name]}
+        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed, line, kept))
     return results

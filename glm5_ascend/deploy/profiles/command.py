@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.engine_lines import SGLANG, VLLM, VLLM_ASCEND_LINES
+from glm5_ascend.engine_lines import SGLANG, VLLM, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.flags import ServerCommand, given_flags, without
+from glm5_ascend.serve.environment import version_of
+from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flags import SPECULATIVE, ServerCommand, given_flags, normal_form, without
 
 #: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {
@@ -61,6 +66,26 @@ def as_flag(engine: str, name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
+def user_flags(profile: Profile, extra: Sequence[str]) -> tuple[EngineLine, list[str]]:
+    """The engine line that a profile runs on here, and the user's flags in its normal form.
+
+    The line is that of the installed vllm-ascend. Without one it is the profile's, or a newer line that alone takes the
+    user's flags.
+
+    Raises:
+        ConfigError: the engine would refuse one of the flags.
+    """
+    line, installed = profile.line, version_of("vllm-ascend")
+    if line in VLLM_ASCEND_LINES:
+        if installed is not None:
+            line = vllm_ascend_line(Version(installed))
+        for newer in VLLM_ASCEND_LINES if installed is None else ():
+            if newer.release >= line.release:
+                with suppress(ConfigError):
+                    return newer, normal_form(extra, flag_table(newer.flags))
+    return line, normal_form(extra, flag_table(line.flags))
+
+
 def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> ServerCommand:
     """The command with its `{words}` unfilled. `extra` comes last; its flags replace the profile's."""
     flags = {"host": role.args.get("host", "127.0.0.1"), "port": "{port}"}
@@ -69,6 +94,9 @@ def open_command(role: Role, model: str, extra: list[str], host: str | None = No
     overridden = given_flags(extra)
     argv = [*_HEADS[role.engine], model]
     for name, value in {**flags, **{k: v for k, v in role.args.items() if k != "host"}}.items():
+        if name == "speculative-config":  # vLLM refuses a key that is given twice
+            spoken = {key for flag, key in SPECULATIVE.items() if f"--{flag}" in overridden}
+            value = {key: item for key, item in value.items() if key not in spoken}
         if f"--{name}" not in overridden:
             argv += as_flag(role.engine, name, value)
     return ServerCommand(dict(role.env), argv + extra)

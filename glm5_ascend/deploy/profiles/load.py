@@ -7,10 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from glm5_ascend.deploy.profiles.file import ProfileFile, SwitchKeys
-from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine, vllm_ascend_line
+from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near
 from glm5_ascend.files.yaml_file import read_yaml
@@ -69,11 +67,9 @@ class Role:
             return "li+sfa"
         return "li" if switches.get(LI_KEY) else "none"
 
-    def for_version(self, version: Version | None) -> Role:
-        """Spell the int8 caches as a version of vllm-ascend reads them. None: the version is unknown."""
-        if self.engine != VLLM or not vllm_ascend_line(version).int8_cache_flags:
-            return self
-        return replace(self, args=with_flags(self.args))
+    def for_line(self, line: EngineLine) -> Role:
+        """Spell the int8 caches as an engine line reads them."""
+        return replace(self, args=with_flags(self.args)) if line.int8_cache_flags else self
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ VARIABLE = "GLM5_REHEARSAL"
 TORCH = "torch==2.13.0"  # the newest that vLLM's CPU builds take; vllm-ascend pins 2.10.0 of it and of torch_npu
 TORCH_NPU = "torch_npu==2.13.0"
 #: Number of a line, for --line -> requirements of vllm-ascend, vLLM and transformers.
-REQUIREMENTS = {line.number: line.rehearsal.requirements for line in VLLM_ASCEND_LINES if line.rehearsal}
+REQUIREMENTS = {line.number: line.rehearsal for line in VLLM_ASCEND_LINES if line.rehearsal}
 #: vllm-ascend's patches import model code that imports it. The build on PyPI is for CUDA; `inside.machine` imports it.
 TORCHVISION = "torchvision==0.28.0"
 #: Dependencies of vLLM that are not installed from its list: pinned above, or builds that do not match the CPU torch.

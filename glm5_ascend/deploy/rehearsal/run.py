@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, find_environment
 from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, Rehearsal, RehearsedRank
-from glm5_ascend.engine_lines import VLLM
+from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.model.config_file import check_architecture, read_config
-from glm5_ascend.serve.flags import parsed_flags
+from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flags import normal_form, parsed_flags
 
 #: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
 PACKAGE = "glm5_rehearsal"
@@ -53,9 +54,10 @@ class RankLayout:
         return sorted({0, self.tensor * (self.pipeline - 1), self.world - 1})
 
 
-def layout(role: Role, extra: list[str]) -> RankLayout:
+def layout(role: Role, extra: Sequence[str], line: EngineLine = STABLE) -> RankLayout:
     """Parallel sizes of a role; flags in `extra` override it."""
-    args = role.args | parsed_flags(extra)
+    table = flag_table(line.flags)
+    args = role.args | parsed_flags(normal_form(extra, table), table)
 
     def size(name: str) -> int:
         value = args.get(f"{name}-parallel-size", 1)
@@ -141,9 +143,10 @@ def _rehearse_role(
     planned: tuple[PlannedRank, ...], report: Report,
 ) -> Iterator[RehearsedRank]:  # fmt: skip
     """Ranks are ordered by tensor parallel group, then by pipeline stage; `planned` has an entry per stage, or none."""
-    directory, extra = Path(str(options.checkpoint)).absolute(), list(options.vllm_args)
-    role = role.for_version(environment.version)
-    sizes, headers, packages = layout(role, extra), headers_of(directory), environment.line.rehearsal
+    directory, line = Path(str(options.checkpoint)).absolute(), environment.line
+    extra = normal_form(options.vllm_args, flag_table(line.flags))
+    role = role.for_line(line)
+    sizes, headers = layout(role, extra, line), headers_of(directory)
     uneven = uneven_experts(role, sizes, headers)
     for rank in select_ranks(options.ranks, sizes):
         report(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
@@ -155,9 +158,26 @@ def _rehearse_role(
         job = {
             "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
-            "imports": dict(packages.imports) if packages else {}, "headers": headers,
+            "headers": headers,
         }  # fmt: skip
         yield RehearsedRank(role.name, rank, sizes.world, _run(environment, job), stage, uneven)
+
+
+def run_inside(environment: RehearsalEnvironment, module: str) -> Any:
+    """JSON that a module of `inside`, started with the name of a file, writes to it.
+
+    Raises:
+        CheckFailedError: it failed; the last line of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
+        folder = Path(name)
+        (folder / PACKAGE).symlink_to(INSIDE)
+        argv = [str(environment.python), "-m", f"{PACKAGE}.{module}", str(folder / "out.json")]
+        variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(argv, capture_output=True, text=True, env=variables, check=False, cwd=folder)
+        if done.returncode:
+            raise CheckFailedError(f"{module}: {_last_line(done.stderr)}", f"run it: {' '.join(argv)}")
+        return json.loads((folder / "out.json").read_bytes())
 
 
 def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:

@@ -24,10 +24,18 @@ Topic = Literal[
 ]  # fmt: skip
 
 
+#: What users see, in their words and in the order of deploy/TROUBLESHOOTING.md.
+Symptom = Literal[
+    "garbled text", "repeats", "!!!!!", "empty answers", "hangs at start", "does not start", "crashes or hangs later",
+    "acceptance falls", "OOM", "slow",
+]  # fmt: skip
+
+
 class Rule(BaseModel):
     """One known bad combination.
 
     Attributes:
+        symptoms: what a user sees.
         when: a condition over `facts.FACTS`.
         source: thread or file that reports it.
         read: version of vllm-ascend -> `file:line word`: place in its code, and a word on that line.
@@ -42,6 +50,7 @@ class Rule(BaseModel):
     fix: str
     source: str
     read: dict[str, str] = {}
+    symptoms: list[Symptom] = []
 
     @property
     def known_from(self) -> str:
@@ -52,6 +61,20 @@ class Rule(BaseModel):
 
 class RuleFile(RootModel[list[Rule]]):
     """deploy/rules.yaml."""
+
+
+class Thread(BaseModel):
+    """What users report and no rule can check: symptom, a sentence on it, what to do, and the numbers of the threads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    symptom: Symptom
+    says: str
+    do: str
+    source: str
+
+
+class ThreadFile(RootModel[list[Thread]]):
+    """deploy/threads.yaml."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +92,12 @@ class BrokenRule:
 def rules() -> tuple[Rule, ...]:
     """All rules in the order of the file."""
     return tuple(read_yaml(data_dir("data/deploy") / "rules.yaml", RuleFile).root)
+
+
+@cache
+def threads() -> tuple[Thread, ...]:
+    """All entries of deploy/threads.yaml."""
+    return tuple(read_yaml(data_dir("data/deploy") / "threads.yaml", ThreadFile).root)
 
 
 def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[str]]]:

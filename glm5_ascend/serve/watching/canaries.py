@@ -21,7 +21,7 @@ from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import write_file
 from glm5_ascend.serve.client import Answer, Client
-from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, degenerate, drafts_and_accepted, user
+from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, drafts_and_accepted, user
 
 #: Number of times that `learn` asks each question: answers that differ between them are not compared later.
 ROUNDS = 3
@@ -119,8 +119,8 @@ def new_salt() -> dict[str, Any]:
 
 
 def ask_canary(client: Client, question: str) -> Answer:
-    """Ask greedily, without thinking if the model can."""
-    return client.chat(user(question), max_tokens=MAX_TOKENS, return_token_ids=True, **NO_THINKING, **new_salt())
+    """Ask greedily, without thinking if the model can; a thought that fills the answer gets more tokens."""
+    return ask(client, user(question), max_tokens=MAX_TOKENS, return_token_ids=True, **NO_THINKING, **new_salt())
 
 
 def mean_distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -9,7 +9,17 @@ from functools import partial
 
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shortened, shown
 from glm5_ascend.serve.client import Client
-from glm5_ascend.serve.smoke import ACCEPTED, DRAFTS, NO_THINKING, SGLANG_LENGTH, WEATHER, tool_problem, user
+from glm5_ascend.serve.smoke import (
+    ACCEPTED,
+    DRAFTS,
+    NO_THINKING,
+    SGLANG_LENGTH,
+    WEATHER,
+    ask,
+    tool_problem,
+    unfinished_thought,
+    user,
+)
 from glm5_ascend.serve.watching.canaries import (
     MAX_TOKENS,
     Canary,
@@ -108,6 +118,8 @@ class Poller:
         text = answer.content
         if repeats(text) or repeats(answer.reasoning):
             return REPEATED, shown(text or answer.reasoning, 80)
+        if unfinished_thought(answer):
+            return GOOD, ""
         if not text.strip():
             return EMPTY, "an empty answer"
         return (WRONG, shown(text, 80)) if canary.is_wrong(text) else (GOOD, "")
@@ -123,12 +135,14 @@ class Poller:
         return GOOD, ""
 
     def _ask_tool(self, city: str) -> tuple[str, str]:
-        answer = self.client.chat(
-            user(f"What is the weather in {city}?"), tools=[WEATHER], tool_choice="auto", max_tokens=MAX_TOKENS,
+        answer = ask(
+            self.client, user(f"What is the weather in {city}?"), tools=[WEATHER], tool_choice="auto", max_tokens=MAX_TOKENS,
             **NO_THINKING, **new_salt(),
         )  # fmt: skip
         if repeats(answer.content) or repeats(answer.reasoning):
             return REPEATED, shown(answer.content or answer.reasoning, 80)
+        if unfinished_thought(answer):
+            return GOOD, ""
         problem = tool_problem(answer, city)
         return (EMPTY, shortened(problem, 80)) if problem else (GOOD, "")
 

@@ -55,8 +55,6 @@ class VllmAscend:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / PACKAGE).symlink_to(INSIDE)
             variables = environment.variables(PACKAGES) | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}"}
-            if (packages := environment.line.rehearsal) is not None:
-                variables |= {name.upper(): module for name, module in packages.imports.items()}
             # In a checkout of this repository Python would also find our plugins for vLLM.
             done = subprocess.run(
                 command, capture_output=True, text=True, env=os.environ | variables, timeout=RUN_LIMIT, check=False,

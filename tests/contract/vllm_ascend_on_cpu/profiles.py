@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
 import vllm.envs
 import vllm_ascend
 import vllm_ascend.envs
+from glm5_rehearsal.moved import module_of
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-CLI_ARGS = import_module(os.environ["MAKE_ARG_PARSER"])  # the module of vLLM's parser, from the engine line
+CLI_ARGS = module_of("make_arg_parser")
 #: Built once: it takes seconds.
 PARSER = CLI_ARGS.make_arg_parser(FlexibleArgumentParser())
 

@@ -156,7 +156,11 @@ def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
     report = json.loads(done.stdout)
     assert report == doctor(str(tiny_w4a8), profile="a3-single-w8a8").to_dict()
     rows = {row["item"]: row for row in report["rows"]}
-    assert rows["checkpoint"]["status"] == "ok"
+    values = {row["value"]: row for row in report["rows"] if row["item"] == "checkpoint"}
+    assert [row["status"] for row in values.values()] == ["ok", "problem"]
+    (refused,) = (value for value, row in values.items() if row["status"] == "problem")
+    assert f"profile a3-single-w8a8 is for experts in W8A8_DYNAMIC, {tiny_w4a8} has W4A8_DYNAMIC" in refused
+    assert refused in in_process("serve", tiny_w4a8, "--profile", "a3-single-w8a8", "--dry-run").stderr
     assert "C3" in rows  # W8A8's flags on a W4A8 checkpoint: MLAPO without effect
     assert rows["C3"]["source"] and rows["C3"]["note"]
     assert done.returncode == report["exit_code"]

@@ -12,10 +12,12 @@ from packaging.version import Version
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rules.expression import holds, names_in
-from glm5_ascend.deploy.rules.facts import COMMON, FACTS, of_command, of_profile, of_sglang_command
+from glm5_ascend.deploy.rules.command_facts import of_command, of_sglang_command
+from glm5_ascend.deploy.rules.facts import COMMON, FACTS, of_profile
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
-from glm5_ascend.engine_lines import SGLANG
-from glm5_ascend.serve.flags import parsed_flags, without
+from glm5_ascend.engine_lines import SGLANG, SGLANG_05, STABLE, VLLM_ASCEND_030
+from glm5_ascend.serve.flag_types import FlagTable, flag_table
+from glm5_ascend.serve.flags import normal_form, parsed_flags, without
 
 
 class Recorded(yaml.SafeLoader):
@@ -25,6 +27,9 @@ class Recorded(yaml.SafeLoader):
 Recorded.add_constructor("!v", lambda loader, node: Version(loader.construct_scalar(node)))
 RECORDED: dict[str, Any] = yaml.load((Path(__file__).parent / "recorded.yaml").read_text(), Recorded)
 HEALTHY, CASES = RECORDED["healthy"], RECORDED["cases"]
+
+
+TABLE, NEWER = flag_table(STABLE.flags), flag_table(VLLM_ASCEND_030.flags)
 
 
 def broken_ids(facts: dict[str, Any]) -> set[str]:
@@ -130,27 +135,27 @@ def test_rules_are_no_programs(text: str) -> None:
         holds(text, {"a": 1, "b": True})
 
 
-def test_a_command_line_in_all_spellings() -> None:
-    line = "vllm serve DIR -tp 8 --max_model_len=4096 --no-enable-prefix-caching --enforce-eager"
-    line += " --compilation-config.cudagraph_mode NONE -q ascend --sizes 1 2 --seed 1 --seed=2"
-    words = line.split()
-    assert parsed_flags([*words, "--speculative-config", '{"method": "mtp"}', "--kv-transfer-config", "{"]) == {
-        "tensor-parallel-size": 8, "max-model-len": 4096, "enable-prefix-caching": False, "enforce-eager": True,
-        "compilation-config": {"cudagraph_mode": "NONE"}, "quantization": "ascend", "sizes": [1, 2], "seed": 2,
-        "speculative-config": {"method": "mtp"}, "kv-transfer-config": "{",
+def test_what_stays_of_a_command_line_in_normal_form() -> None:
+    words = ["-tp", "8", "--max_model_len=4k", "--no-enable-prefix-caching", "--enforce-eager", "--seed", "1", "--seed=2"]
+    words += ["--compilation-config.cudagraph_mode", "NONE", "-q", "ascend", "--served-model-name", "a", "b"]
+    argv = ["vllm", "serve", "DIR", *normal_form(words, TABLE)]
+    assert parsed_flags([*argv, "--port", "{port}", "--kv-transfer-config", "{"], TABLE) == {
+        "tensor-parallel-size": 8, "max-model-len": 4000, "enable-prefix-caching": False, "enforce-eager": True,
+        "compilation-config": {"cudagraph_mode": "NONE"}, "quantization": "ascend", "served-model-name": ["a", "b"],
+        "seed": 2, "port": "{port}", "kv-transfer-config": "{",
     }  # fmt: skip
-    facts = of_command(words, {})
-    assert (facts["tp"], facts["max_model_len"], facts["prefix_cache"], facts["graph"]) == (8, 4096, False, "NONE")
-    assert without(words, "--tensor-parallel-size", "--seed")[3:] == words[5:15]
+    facts = of_command(argv, {})
+    assert (facts["tp"], facts["max_model_len"], facts["prefix_cache"], facts["graph"]) == (8, 4000, False, "NONE")
+    assert without(argv, "--tensor-parallel-size", "--seed")[3:5] == ["--max-model-len", "4000"]
+    assert parsed_flags(normal_form(["--a_b", "1", "--no-c"], FlagTable()), FlagTable()) == {"a-b": 1, "c": False}
 
 
 def test_both_spellings_of_int8_caches_are_seen() -> None:
     old = of_command(["vllm", "serve", "D", "--additional-config", '{"enable_sparse_li_c8": true, "no_key": 1}'], {})
     assert (old["sfa_c8"], old["li_c8"], old["old_c8_keys"], old["new_c8_flags"]) == (False, True, True, False)
     assert old["unknown_keys"] == "no_key"
-    new = of_command(
-        ["vllm", "serve", "D", "--kv-cache-dtype", "int8", "--attention_config.indexer_kv_dtype", "int8"], {}
-    )
+    flags = normal_form(["--kv-cache-dtype", "int8", "--attention_config.indexer_kv_dtype", "int8"], NEWER)
+    new = of_command(["vllm", "serve", "D", *flags], {}, VLLM_ASCEND_030)
     assert (new["sfa_c8"], new["li_c8"], new["old_c8_keys"], new["new_c8_flags"]) == (True, True, False, True)
 
 
@@ -170,7 +175,8 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
     named = {
-        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w"},
+        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w", "P61", "P63"},
+        ("a3-single-w4a8-pool", "server"): {"P64"},
         ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"},
     }  # fmt: skip
     for role in loaded.roles.values():
@@ -197,10 +203,11 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
 )
 def test_sglangs_flags_are_judged(flags: list[str], rule: str) -> None:
     role = load("a3-single-w4a8-sglang").role(None)
-    argv = open_command(role, "DIR", flags).argv
+    table = flag_table(SGLANG_05.flags)
+    argv = open_command(role, "DIR", normal_form(flags, table)).argv
     facts = {name: HEALTHY[name] for name in COMMON} | of_sglang_command(argv, {})
     assert broken_ids(facts) == {rule}
-    good = [*flags, "--ep-size", "16"] if rule == "S1" else []
+    good = normal_form([*flags, "--ep-size", "16"], table) if rule == "S1" else []
     facts |= of_sglang_command(open_command(role, "DIR", good).argv, {})
     assert broken_ids(facts) == set()
 
@@ -217,9 +224,9 @@ def test_a_draft_that_inherits_the_quantization_is_judged() -> None:
 def test_the_users_flags_are_judged_too() -> None:
     role = load("a3-single-w4a8").role(None)
     extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
-    facts = {**HEALTHY, **of_command(open_command(role, "DIR", extra).argv, {})}
+    facts = {**HEALTHY, **of_command(open_command(role, "DIR", normal_form(extra, TABLE)).argv, {})}
     assert facts["graph"] == "NONE"
-    assert {"P13", "P48", "P37"} == broken_ids(facts)
+    assert {"P13", "P48", "P37", "P63"} == broken_ids(facts)
 
 
 def test_the_old_variable_counts_where_the_key_is_not_given() -> None:

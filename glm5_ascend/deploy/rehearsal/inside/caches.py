@@ -67,7 +67,8 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     """Layers, bytes per token of one die, and blocks for `available` bytes; None: no blocks are counted."""
     from vllm.model_executor.models.utils import extract_layer_index
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    from .moved import moved
 
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
@@ -83,7 +84,7 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
         report["available_bytes"] = available
         resolve_layout(config, specs)
         try:
-            (groups,) = get_kv_cache_configs(config, [specs], [available])
+            (groups,) = moved("get_kv_cache_configs")(config, [specs], [available])
             report["blocks"] = groups.num_blocks
         except ValueError as problem:  # one longest request does not fit
             report["refused"] = str(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,17 +12,15 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from . import operators
 from .machine import without_other_ranks
+from .moved import module_of
 
 
-def engine_config(argv: list[str], imports: dict[str, str]) -> VllmConfig:
+def engine_config(argv: list[str]) -> VllmConfig:
     """Parse as `vllm serve` does and build the engine's configuration, which runs the platform's checks.
 
     The front end's parsers of tools and thinking are left out: they need a tokenizer.
-
-    Args:
-        imports: function of vLLM -> module that defines it in this version.
     """
-    cli_args = import_module(imports["make_arg_parser"])
+    cli_args = module_of("make_arg_parser")
     parser = cli_args.make_arg_parser(FlexibleArgumentParser())
     try:
         parsed = parser.parse_args(argv[2:])

@@ -2,7 +2,7 @@
 
     python -m glm5_rehearsal.rank JOB OUT
 
-JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes", "imports": {function: module},
+JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes",
 "headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is
 the last one; its error is part of the report.
 """
@@ -48,7 +48,7 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
         from . import caches, engine, models, steps, walk
     report["versions"] = engine.versions()
     with stages.stage("configure"):
-        config = engine.engine_config(job["argv"], job["imports"])
+        config = engine.engine_config(job["argv"])
         engine.set_rank(config, job)
     with set_current_vllm_config(config):
         with stages.stage("groups"):
