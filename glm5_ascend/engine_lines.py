@@ -136,6 +136,8 @@ VLLM_CPU_032 = EngineLine(
 LINES = {line.name: line for line in (VLLM_ASCEND_023, VLLM_ASCEND_030, SGLANG_05, VLLM_CPU_032)}
 #: Lines of vllm-ascend, oldest first.
 VLLM_ASCEND_LINES = tuple(line for line in LINES.values() if line.distribution == "vllm-ascend")
+#: Date of the last comparison with PyPI's newest versions, and what of them was read but could not run.
+TRIED_ON, ONLY_READ = "2026-11-27", "vLLM 0.33.0 (no CPU wheel)"
 #: The stable line: profiles are written for it.
 STABLE = VLLM_ASCEND_023
 

@@ -51,6 +51,15 @@ class Command(TyperCommand):
                 kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
                 param.metavar = METAVARS.get(kind)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave what follows `--` to the engine, also where an optional argument is not given."""
+        if not (ctx.allow_extra_args and "--" in args):
+            return super().parse_args(ctx, args)
+        position = args.index("--")
+        super().parse_args(ctx, args[:position])
+        ctx.args = [*ctx.args, *args[position + 1 :]]
+        return list(ctx.args)
+
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
         if option is not None:

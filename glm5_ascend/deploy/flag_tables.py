@@ -27,7 +27,13 @@ _SWITCHES = (
     "recompute_scheduler_enable", "refresh",
 )  # fmt: skip
 _SIZES = ("oproj", "lmhead", "embedding", "mlp", "olora")
-_CHUNKS = {"enabled": "bool", "smooth_factor": "float", "min_chunk": "int", "need_timing": "bool", "max_fit_chunk": "int"}
+_CHUNKS = {
+    "enabled": "bool",
+    "smooth_factor": "float",
+    "min_chunk": "int",
+    "need_timing": "bool",
+    "max_fit_chunk": "int",
+}
 #: Keys of --additional-config that AscendConfig has no typed field for: all of 0.23, which reads a plain dictionary
 #: (ascend_config.py), and of 0.30 those that its maker takes out before it builds one (ascend_config.py:1846).
 ADDITIONAL: dict[str, dict[str, Any]] = {
@@ -98,9 +104,9 @@ def text(content: dict[str, Any]) -> str:
 
 def main() -> None:
     name, python = sys.argv[1], Path(sys.argv[2]).absolute()
-    known = sorted(line.flags for line in LINES.values())
-    if name not in known:
-        sys.exit(f"{name}: one of {', '.join(known)}")
+    tables = sorted(line.flags for line in LINES.values())
+    if name not in tables:
+        sys.exit(f"{name}: one of {', '.join(tables)}")
     path = data_dir("data/deploy/flags") / f"{name}.json"
     path.write_text(text(table(name, python)), encoding="utf-8")
     print(path)

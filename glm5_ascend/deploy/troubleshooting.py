@@ -1,4 +1,7 @@
-"""deploy/TROUBLESHOOTING.md, from the rules of `doctor` and the threads of users: `python -m glm5_ascend.deploy.troubleshooting` writes it."""
+"""deploy/TROUBLESHOOTING.md, from the rules of `doctor` and the threads of users.
+
+`python -m glm5_ascend.deploy.troubleshooting` writes it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ THREADS = "https://github.com/vllm-project/vllm-ascend/issues/"
 HEAD = """\
 # Troubleshooting
 
-Written by `python -m glm5_ascend.deploy.troubleshooting` from [rules.yaml](rules.yaml) and [threads.yaml](threads.yaml):
-change it there. First by symptom, then every rule by topic.
+Written by `python -m glm5_ascend.deploy.troubleshooting` from [rules.yaml](rules.yaml) and
+[threads.yaml](threads.yaml): change it there. First by symptom, then every rule by topic.
 
 `glm5-ascend doctor DIR --profile NAME` checks all of these for your machine, checkpoint and flags.
 Error: the engine refuses it, or its results are wrong; `serve` refuses it, too. Warning: a known problem.

@@ -31,7 +31,8 @@ def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
     kind, _, index = name.partition(":")
     if kind not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
         names = ", ".join(["cpu", *(f"{kind}, {kind}:N" for kind in kinds)])
-        raise Glm5Error(f"--device {shown(name)}: unknown device", f"give one of {names}")
+        several = f"one device is used: --device {name.partition(',')[0]}; " if "," in index and kind in kinds else ""
+        raise Glm5Error(f"--device {shown(name)}: unknown device", f"{several}give one of {names}")
     if kind == "npu":
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():

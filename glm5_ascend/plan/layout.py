@@ -73,14 +73,15 @@ class Engine:
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
-        """The layers of each pipeline stage; vLLM gives remaining layers to the stages before the last.
+        """The layers of each pipeline stage: equal parts, each from a layer with an indexer of its own on (rule P66).
 
         Raises:
             PlanError: the partition has another number of stages or layers.
         """
         layers, (base, rest) = config.num_hidden_layers, divmod(config.num_hidden_layers, self.pp)
-        equal = tuple(base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp))
-        parts = self.partition or equal
+        equal = (base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp - 1))
+        starts = [next((i for i in range(s, layers) if config.has_indexer(i)), s) for s in accumulate(equal)]
+        parts = self.partition or tuple(end - start for start, end in pairwise([0, *starts, layers]))
         if len(parts) != self.pp or sum(parts) != layers:
             text = ",".join(map(str, parts))
             raise PlanError(f"layers {text}: not {self.pp} stages of {layers} layers in all", "one number per stage")

@@ -114,8 +114,9 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
         cache: INT8 caches; None: those of the quantization. layers: number of main layers, if the checkpoint was cut.
     """
     data = family()
+    asked, name, quantization = name, name.rpartition("/")[2].lower(), quantization.lower()
     if name not in data.models:
-        raise PlanError(f"--model {name}: unknown model", f"{near(name, data.models)}, or give a directory")
+        raise PlanError(f"--model {asked}: unknown model", f"{near(name, data.models)}, or give a directory")
     if quantization not in data.quantizations:
         raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, data.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
@@ -160,6 +161,8 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
         sum(entry.end - entry.start for entry in files.entries.values()), description.get("is_rot_used") is True,
         marked, family().quantizations.get(quantization),
     )  # fmt: skip
+    if model.expert_type != FLOAT and path.exists():  # model_quant_type is that of most linears, not of most bytes
+        model = replace(model, quantization=model.expert_type)
     return with_cache(model, cache)
 
 

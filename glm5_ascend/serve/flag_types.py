@@ -75,6 +75,14 @@ class FlagTable:
             raise ConfigError(f"{word}: an abbreviation of {', '.join(starts[:_CLOSE])}", "write the whole flag")
         raise ConfigError(f"{word}: {self.engine} has no such flag", _closest(f"--{name}", spellings))
 
+    def loosened(self) -> FlagTable:
+        """The table for a version that was not tried: unknown flags, keys and values of a list pass."""
+        flags = {
+            flag: "object" if isinstance(kind, dict) else "str" if isinstance(kind, list) else kind
+            for flag, kind in self.flags.items()
+        }
+        return FlagTable("", flags, self.aliases, self.dashed_keys, self.underscores)
+
 
 def _closest(word: str, spellings: Iterable[str]) -> str:
     tip = near(word, spellings).partition("known:")[0].strip()

@@ -80,7 +80,7 @@ class ServerCommand:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _FlagWords:
     """A flag as it stands on a command line; keys: of `--flag.a.b`, with a `+` at the end of one that is added to."""
 
     flag: str
@@ -100,52 +100,54 @@ def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:
     """
     plain: dict[str, list[str]] = {}
     keyed: dict[str, dict[str, Any]] = {}
-    for given in _given(words, table):
-        kind = table.flags.get(given.flag, "")
-        if given.flag in ("model", "model-path"):
-            raise ConfigError(f"--{given.flag}: DIR is the checkpoint already", f"remove --{given.flag}")
-        if given.keys:
-            _set(keyed.setdefault(given.flag, {}), given)
+    for one in _split(words, table):
+        kind = table.flags.get(one.flag, "")
+        if one.flag in ("model", "model-path"):
+            raise ConfigError(f"--{one.flag}: DIR is the checkpoint already", f"remove --{one.flag}")
+        if one.keys:
+            _set(keyed.setdefault(one.flag, {}), one)
             continue
-        before = plain.pop(given.flag, [])
-        if given.off:
-            plain[given.flag] = [f"--no-{given.flag}", *given.values]
-            value_of_words(f"no-{given.flag}", "switch" if table.engine else "list", given.values)
+        before = plain.pop(one.flag, [])
+        if one.off:
+            plain[one.flag] = [f"--no-{one.flag}", *one.values]
+            value_of_words(f"no-{one.flag}", "switch" if table.engine else "list", one.values)
             continue
-        texts = _checked(given, kind, table)
-        plain[given.flag] = [*(before if kind == "append" else ()), f"--{given.flag}", *texts]
+        texts = _checked(one, kind, table)
+        plain[one.flag] = [*(before if kind == "append" else ()), f"--{one.flag}", *texts]
     for flag, value in keyed.items():
         if table.engine and not isinstance(table.flags[flag], dict) and "json" not in str(table.flags[flag]):
             raise ConfigError(f"--{flag}.{next(iter(value))}: --{flag} takes no JSON", f"give --{flag} VALUE")
         plain.pop(flag, None)
         plain[flag] = [f"--{flag}", json.dumps(_checked_keys(flag, value, table))]
     for flag, key in SPECULATIVE.items():
-        if flag in plain and key in parsed_flags(plain.get("speculative-config", ()), table).get("speculative-config", ()):
+        if flag in plain and key in parsed_flags(plain.get("speculative-config", ()), table).get(
+            "speculative-config", ()
+        ):
             raise ConfigError(f"--{flag} and {key} of --speculative-config: vLLM takes one of them", "remove one")
     return [word for flag_words in plain.values() for word in flag_words]
 
 
-def _given(words: Sequence[str], table: FlagTable) -> Iterator[_Given]:
+def _split(words: Sequence[str], table: FlagTable) -> Iterator[_FlagWords]:
     """Split a command line at its flags. Raises `ConfigError` for a word that belongs to none."""
-    found: list[tuple[str, list[str]]] = []
+    groups: list[tuple[str, list[str]]] = []
     for word in words:
         optimization = re.fullmatch(r"-O=?(\d)", word)
         if optimization:
-            found.append(("--optimization-level", [optimization[1]]))
+            groups.append(("--optimization-level", [optimization[1]]))
         elif _is_flag(word, table):
             name, equals, value = word.partition("=")
-            found.append((name, [value] if equals else []))
-        elif not found:
+            groups.append((name, [value] if equals else []))
+        elif not groups:
             raise ConfigError(f"{shown(word)} is no flag of the engine", "flags begin with --; DIR is the checkpoint")
         else:
-            found[-1][1].append(word)
-    for name, values in found:
+            groups[-1][1].append(word)
+    for name, values in groups:
         base, *keys = name.split(".") if table.underscores else [name]
         flag, off = table.flag_of(base)
         if flag == "config" and table.underscores and table.engine:
-            yield from _given(_words_of_file(Path(" ".join(values))), table)
+            yield from _split(_words_of_file(Path(" ".join(values))), table)
         else:
-            yield _Given(flag, off, tuple(keys), values)
+            yield _FlagWords(flag, off, tuple(keys), values)
 
 
 def _is_flag(word: str, table: FlagTable) -> bool:
@@ -175,13 +177,13 @@ def _words_of_file(path: Path) -> Iterator[str]:
             yield str(value)
 
 
-def _set(whole: dict[str, Any], given: _Given) -> None:
+def _set(whole: dict[str, Any], one: _FlagWords) -> None:
     """Set the key of `--flag.a.b value`; numbers may be written as 16k, and `+` adds to a list."""
-    text = given.values[-1] if given.values else ""
-    if len(given.values) != 1:
-        name = ".".join((given.flag, *given.keys))
-        raise ConfigError(f"--{name} has {len(given.values) or 'no'} values, expected one", f"--{name} VALUE")
-    *path, last = given.keys
+    text = one.values[-1] if one.values else ""
+    if len(one.values) != 1:
+        name = ".".join((one.flag, *one.keys))
+        raise ConfigError(f"--{name} has {len(one.values) or 'no'} values, expected one", f"--{name} VALUE")
+    *path, last = one.keys
     for key in path:
         inner = whole.setdefault(key, {})
         whole = inner if isinstance(inner, dict) else whole
@@ -198,14 +200,14 @@ def _set(whole: dict[str, Any], given: _Given) -> None:
     whole[last] = value
 
 
-def _checked(given: _Given, kind: Any, table: FlagTable) -> list[str]:
+def _checked(one: _FlagWords, kind: Any, table: FlagTable) -> list[str]:
     """The words of a flag's values after a check of its type; JSON as one line, and numbers written out."""
-    value = value_of_words(given.flag, kind or ("list" if len(given.values) != 1 else "str"), given.values)
+    value = value_of_words(one.flag, kind or ("list" if len(one.values) != 1 else "str"), one.values)
     if isinstance(kind, dict):
-        return [json.dumps(_checked_keys(given.flag, value, table))]
-    if type(value) is int and given.flag in _POSITIVE and value < 1 and given.values != ["auto"]:
-        raise ConfigError(f"--{given.flag} is {value}, expected a whole number above 0", "correct the value")
-    return [str(value)] if kind in ("human", "human or auto") and value != -1 else given.values
+        return [json.dumps(_checked_keys(one.flag, value, table))]
+    if type(value) is int and one.flag in _POSITIVE and value < 1 and one.values != ["auto"]:
+        raise ConfigError(f"--{one.flag} is {value}, expected a whole number above 0", "correct the value")
+    return [str(value)] if kind in ("human", "human or auto") and value != -1 else one.values
 
 
 def _checked_keys(flag: str, value: dict[str, Any], table: FlagTable) -> dict[str, Any]:

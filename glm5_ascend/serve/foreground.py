@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_kernels.registry import cache
 
@@ -108,17 +109,14 @@ def wait_until_ready(
         log: file with its output, from byte `start` on. on_wait: called five times a second.
 
     Raises:
-        MissingEnvironmentError: it ended, quoting its last error, or did not answer within `seconds`.
+        MissingEnvironmentError: it ended, quoting the root cause, or did not answer within `seconds`.
     """
     deadline = time.monotonic() + seconds
     while not _healthy(f"{url}/health"):
         tip = f"see {log or 'its output above'}"
         if (code := process.poll()) is not None:
-            lines = [line.strip() for line in _text(log, start).splitlines() if line.strip()]
-            errors = [line for line in lines if "Error" in line or "error:" in line]
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            last = (errors or lines or ["no output"])[-1]
-            raise MissingEnvironmentError(f"the server ended with {how} before it answered: {last}", tip)
+            why, fix = explained(code, _text(log, start).splitlines())
+            raise MissingEnvironmentError(f"the server ended with {why}", f"{fix}; {tip}" if fix else tip)
         if time.monotonic() > deadline:
             raise MissingEnvironmentError(f"the server did not answer within {seconds:.0f} s", tip)
         on_wait()

@@ -49,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (("--workload", "in=3500,out=10,warm=2"), "warm"),
         (("--acceptance", "0.5,0.9"), "--acceptance"),
         (("--cache", "fp4"), "--cache fp4"),
-        (("--model", "glm-5", "--quant", "W4A8"), "W4A8"),
+        (("--model", "glm-5", "--quant", "w4a7"), "w4a7"),
         (("--hardware", "a2", "--quant", "w8a8", "--nodes", 1), "does not fit"),
         (("nowhere",), "nowhere"),
     ],

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from glm5_ascend.serve.client import Client
-from glm5_ascend.serve.smoke import acceptance, degenerate
+from glm5_ascend.serve.smoke import acceptance, canary, degenerate, unfinished_thought
+from glm5_ascend.serve.watching.canaries import ask_canary
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.stub import stub_server
 from tests.support.command import in_process
@@ -68,3 +69,26 @@ def test_garbage_fails_every_check() -> None:
 )
 def test_degenerate_texts(text: str, is_it: bool) -> None:
     assert degenerate(text) is is_it
+
+
+@pytest.mark.parametrize(
+    ("thought", "thinking", "status"),
+    [
+        (0, "", "ok"),
+        (1000, "Let me add these. ", "ok"),  # ends within the second answer's tokens
+        (10**6, "Let me add these. ", "warning"),
+        (10**6, "!" * 200, "failed"),
+    ],
+)
+def test_a_thought_that_fills_the_answer_is_not_garbage(thought: int, thinking: str, status: str) -> None:
+    """GLM-5.3's template always thinks: 256 tokens end inside of the thought (vllm #56994, #54744)."""
+    with stub_server(thought=thought, thinking=thinking) as url:
+        result = canary(Client(url))
+    assert result.status == status, result
+
+
+@pytest.mark.parametrize("thought", [1000, 10**6])
+def test_watch_does_not_take_a_thought_for_an_empty_answer(thought: int) -> None:
+    with stub_server(thought=thought) as url:
+        answer = ask_canary(Client(url), "What is 47 + 38?")
+    assert bool(answer.content) is (thought == 1000) and bool(unfinished_thought(answer)) is (thought > 1000)

@@ -41,7 +41,7 @@ def profile_rows(
 
 
 def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigError | None:
-    """What `serve` refuses: weights of other types than the profile is for; None for suitable ones."""
+    """Return the error of weights of other types than the profile is for; None for suitable ones."""
     for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
         expected = profile.weights[part]
         if expected not in ("any", has):
@@ -64,10 +64,10 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
     if result.assumed:
         note += f"; versions assumed as of {result.line.name}: this machine is not an Atlas"
     verdict = f"{name}: {checked} rules checked, {len(rows)} broken"
-    kept = [f"{key}={users} (the profile: {own})" for key, (users, own) in result.kept.items()]
+    changed = [f"{key}={users} (the profile: {value})" for key, (users, value) in result.users_variables.items()]
     return [
         *rows,
-        *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in kept),
+        *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in changed),
         DoctorRow("profile", verdict, "info" if rows else "ok", note if result.unchecked else profile.status),
     ]
 

@@ -8,6 +8,7 @@ import sys
 
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
+from glm5_ascend.engine_lines import LINES, ONLY_READ, TRIED_ON
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
@@ -41,7 +42,14 @@ def version_rows() -> list[DoctorRow]:
         package_row("vllm-ascend"),
         package_row("torch_npu", "torch-npu"),
         package_row("triton-ascend"),
+        newest_row(),
     ]
+
+
+def newest_row() -> DoctorRow:
+    """The newest version of each engine that this package was tried with, and when."""
+    tried = ", ".join(f"{line.distribution} {line.tested[-1]}" for line in LINES.values())
+    return DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}")
 
 
 def device_rows() -> list[DoctorRow]:

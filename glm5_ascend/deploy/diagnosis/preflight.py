@@ -38,7 +38,7 @@ class Preflight:
 
     Attributes:
         assumed: versions are those of `line`; its engine is not installed here.
-        kept: variables whose value is the user's, not the profile's -> (user's, profile's).
+        users_variables: variables whose value is the user's, not the profile's -> (user's, profile's).
     """
 
     profile: str
@@ -47,7 +47,7 @@ class Preflight:
     unchecked: dict[str, list[str]]
     assumed: bool
     line: EngineLine
-    kept: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    users_variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def facts_for(
@@ -119,9 +119,9 @@ def stage_on_shared(config: Mapping[str, Any], stages: int, partition: str) -> i
     if len(parts) != stages:
         parts = [base + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
     types = config.get("indexer_types")
-    own = [kind != "shared" for kind in types] if types else indexer_schedule(dict(config), layers)
+    computes = [kind != "shared" for kind in types] if types else indexer_schedule(dict(config), layers)
     starts = list(accumulate(parts))[:-1]
-    return next((start for start in starts if 0 < start < len(own) and not own[start]), 0)
+    return next((start for start in starts if 0 < start < len(computes) and not computes[start]), 0)
 
 
 def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
@@ -181,6 +181,6 @@ def preflight(
         facts, assumed = facts_for(profile, one, checkpoint, extra)
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
         _, users = with_users_variables(one.env)
-        kept = {name: (value, one.env[name]) for name, value in users.items() if "{" not in one.env[name]}
-        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed, line, kept))
+        changed = {name: (value, one.env[name]) for name, value in users.items() if "{" not in one.env[name]}
+        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed, line, changed))
     return results

@@ -78,8 +78,11 @@ def user_flags(profile: Profile, extra: Sequence[str]) -> tuple[EngineLine, list
     line, installed = profile.line, version_of("vllm-ascend")
     if line in VLLM_ASCEND_LINES:
         if installed is not None:
-            line = vllm_ascend_line(Version(installed))
-        for newer in VLLM_ASCEND_LINES if installed is None else ():
+            version = Version(installed)
+            line = vllm_ascend_line(version)
+            table = flag_table(line.flags)
+            return line, normal_form(extra, table if line.covers(version) else table.loosened())
+        for newer in VLLM_ASCEND_LINES:
             if newer.release >= line.release:
                 with suppress(ConfigError):
                     return newer, normal_form(extra, flag_table(newer.flags))

@@ -135,15 +135,15 @@ def _of_transfer(transfer: dict[str, Any], facts: Mapping[str, Any]) -> dict[str
     names = {str(one.get("kv_connector", "")) for one in every}
     roles = [one["kv_role"] for one in every if one.get("kv_role") in (PRODUCER, CONSUMER)]
     role = next(iter(roles), str(transfer.get("kv_role", "none")))
-    found: dict[str, Any] = {"kv_role": role, "pd": bool(roles), "kv_pool": any("Store" in name for name in names)}
+    facts_of_role = {"kv_role": role, "pd": bool(roles), "kv_pool": any("Store" in name for name in names)}
     if not roles:
-        return found | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
+        return facts_of_role | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
     side = "prefill" if role == PRODUCER else "decode"
     extras = (one.get("kv_connector_extra_config") for one in every)
     sizes = [extra[side] for extra in extras if isinstance(extra, dict) and isinstance(extra.get(side), dict)]
     match = all((one.get("tp_size"), one.get("dp_size")) == (facts["tp"], facts["dp"]) for one in sizes)
     needed = any("Mooncake" in name and "Store" not in name for name in names)
-    return found | {"pd_sizes_match": match and bool(sizes or not needed), f"dcp_{side}": facts["dcp"]}
+    return facts_of_role | {"pd_sizes_match": match and bool(sizes or not needed), f"dcp_{side}": facts["dcp"]}
 
 
 def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -64,7 +64,11 @@ class RuleFile(RootModel[list[Rule]]):
 
 
 class Thread(BaseModel):
-    """What users report and no rule can check: symptom, a sentence on it, what to do, and the numbers of the threads."""
+    """One report of users that no rule can check.
+
+    Attributes:
+        says: what they see, in a sentence. do: what helps. source: numbers of the threads.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     symptom: Symptom

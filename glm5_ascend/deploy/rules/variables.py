@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
-from glm5_ascend.engine_lines import EngineLine, VLLM_ASCEND_023
+from glm5_ascend.engine_lines import VLLM_ASCEND_023, EngineLine
 
 #: Read by int() in vllm-ascend 0.23 (envs.py); 0.30 reads true and false as well.
 _SWITCHES = (
@@ -38,10 +38,10 @@ ON = ("1", "true")
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Names that begin as vllm-ascend's or HCCL's and that neither documents; with the name that is meant."""
-    known = (*_SWITCHES, *_NUMBERS, *_KNOWN)
+    documented = (*_SWITCHES, *_NUMBERS, *_KNOWN)
     for name in sorted(environ):
-        if name.startswith(_PREFIXES) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name.startswith(_PREFIXES) and name not in documented:
+            close = difflib.get_close_matches(name, documented, n=1, cutoff=0.8)
             yield f"{name} (meant: {close[0]}?)" if close else name
 
 

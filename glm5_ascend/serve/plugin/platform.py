@@ -38,6 +38,12 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         super().register_triton_kernel_overrides()
 
     @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """Keep the block size of `check_and_update_config`: vLLM 0.33 sets 128 here unless the user gave one."""
+        if not is_dsa(vllm_config):
+            super().update_block_size_for_backend(vllm_config)
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if not is_dsa(vllm_config):
             super().check_and_update_config(vllm_config)

@@ -80,8 +80,8 @@ class Poller:
     def poll(self) -> WatchPoll:
         """Ask all questions once; only the first ones if the server does not answer them."""
         result = WatchPoll()
-        for question_type, question, ask in self._questions(result):
-            outcome, message = self._outcome(ask)
+        for question_type, question, put in self._questions(result):
+            outcome, message = self._outcome(put)
             result.outcomes[question_type, outcome] += 1
             if outcome != GOOD:
                 result.messages.append(f"{outcome}: {question}: {message}")
@@ -136,8 +136,8 @@ class Poller:
 
     def _ask_tool(self, city: str) -> tuple[str, str]:
         answer = ask(
-            self.client, user(f"What is the weather in {city}?"), tools=[WEATHER], tool_choice="auto", max_tokens=MAX_TOKENS,
-            **NO_THINKING, **new_salt(),
+            self.client, user(f"What is the weather in {city}?"), tools=[WEATHER], tool_choice="auto",
+            max_tokens=MAX_TOKENS, **NO_THINKING, **new_salt(),
         )  # fmt: skip
         if repeats(answer.content) or repeats(answer.reasoning):
             return REPEATED, shown(answer.content or answer.reasoning, 80)

@@ -11,8 +11,8 @@ from packaging.version import Version
 
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.deploy.rules.expression import holds, names_in
 from glm5_ascend.deploy.rules.command_facts import of_command, of_sglang_command
+from glm5_ascend.deploy.rules.expression import holds, names_in
 from glm5_ascend.deploy.rules.facts import COMMON, FACTS, of_profile
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
 from glm5_ascend.engine_lines import SGLANG, SGLANG_05, STABLE, VLLM_ASCEND_030
@@ -136,7 +136,16 @@ def test_rules_are_no_programs(text: str) -> None:
 
 
 def test_what_stays_of_a_command_line_in_normal_form() -> None:
-    words = ["-tp", "8", "--max_model_len=4k", "--no-enable-prefix-caching", "--enforce-eager", "--seed", "1", "--seed=2"]
+    words = [
+        "-tp",
+        "8",
+        "--max_model_len=4k",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+        "--seed",
+        "1",
+        "--seed=2",
+    ]
     words += ["--compilation-config.cudagraph_mode", "NONE", "-q", "ascend", "--served-model-name", "a", "b"]
     argv = ["vllm", "serve", "DIR", *normal_form(words, TABLE)]
     assert parsed_flags([*argv, "--port", "{port}", "--kv-transfer-config", "{"], TABLE) == {

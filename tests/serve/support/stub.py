@@ -26,10 +26,14 @@ def healthy(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stub_server(content: str | None = None, metrics: str = "") -> Iterator[str]:
+def stub_server(
+    content: str | None = None, metrics: str = "", thought: int = 0, thinking: str = "Let me add these. "
+) -> Iterator[str]:
     """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do.
 
     Args:
+        thought: tokens of a thought before each answer, which an answer of fewer tokens does not end, as GLM-5.3's.
+        thinking: text of that thought.
         metrics: answer of GET /metrics; "": counts of drafts, which grow with every answer.
     """
     answered = 0
@@ -51,6 +55,8 @@ def stub_server(content: str | None = None, metrics: str = "") -> Iterator[str]:
                 return
             message = healthy(body) if content is None else {"content": content}
             finish = "tool_calls" if message.get("tool_calls") else "stop"
+            if body.get("max_tokens", 0) < thought:
+                message, finish = {"content": "", "reasoning": thinking}, "length"
             choice = {"message": message, "finish_reason": finish, "token_ids": list(range(8))}
             usage = {"prompt_tokens": 9, "completion_tokens": 9}
             self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2, 3]})

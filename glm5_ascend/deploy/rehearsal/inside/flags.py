@@ -113,10 +113,10 @@ def keys_of(hint: Any, seen: tuple[Any, ...] = ()) -> dict[str, Any]:
     """Types of the keys of a dataclass, or of the one in a union; empty for all other types."""
     for part in get_args(hint) or (hint,):
         if dataclasses.is_dataclass(part) and isinstance(part, type) and part not in seen:
-            known = getattr(part, "__pydantic_fields__", {})
+            resolved = getattr(part, "__pydantic_fields__", {})
             return {
                 field.name: type_of_hint(
-                    known[field.name].annotation if field.name in known else field.type, (*seen, part)
+                    resolved[field.name].annotation if field.name in resolved else field.type, (*seen, part)
                 )
                 for field in dataclasses.fields(part)
                 if field.init and not field.name.startswith("_")
