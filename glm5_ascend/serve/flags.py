@@ -145,7 +145,7 @@ def _split(words: Sequence[str], table: FlagTable) -> Iterator[_FlagWords]:
         base, *keys = name.split(".") if table.underscores else [name]
         flag, off = table.flag_of(base)
         if flag == "config" and table.underscores and table.engine:
-            yield from _split(_words_of_file(Path(" ".join(values))), table)
+            yield from _split([*_words_of_file(Path(" ".join(values)))], table)
         else:
             yield _FlagWords(flag, off, tuple(keys), values)
 
@@ -213,7 +213,8 @@ def _checked(one: _FlagWords, kind: Any, table: FlagTable) -> list[str]:
 def _checked_keys(flag: str, value: dict[str, Any], table: FlagTable) -> dict[str, Any]:
     if flag in table.dashed_keys:
         value = {key.replace("-", "_"): item for key, item in value.items()}
-    return json_value(flag, table.flags.get(flag, "object"), json.dumps(value))
+    checked: dict[str, Any] = json_value(flag, table.flags.get(flag, "object"), json.dumps(value))
+    return checked
 
 
 def flag_groups(argv: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -67,7 +67,8 @@ def sglang_flags() -> dict[str, Any]:
 
 def flags_of(parser: argparse.ArgumentParser, fields: dict[str, Any]) -> dict[str, Any]:
     """Types of a parser's flags, and their other spellings. fields: annotation of the fields that flags set."""
-    flags, aliases = {}, {}
+    flags: dict[str, Any] = {}
+    aliases: dict[str, str] = {}
     for action in parser._actions:
         names = [name for name in action.option_strings if not name.startswith("--no-")]
         long = [name.removeprefix("--") for name in names if name.startswith("--")]
