@@ -46,7 +46,7 @@ def run(options: ServeOptions, output: Output) -> int:
 
     if options.profile is None:
         checkpoint = check_directory(Path(options.directory))
-        if not options.skip_verify and not options.dry_run:
+        if not options.skip_verify:
             refuse_broken(checkpoint, "vllm")
         command = launch(
             checkpoint,

@@ -63,7 +63,7 @@ def serve_profile(
     """
     checkpoint = check_directory(Path(directory))
     loaded = load(profile)
-    if not skip_verify and not dry_run:
+    if not skip_verify:
         refuse_broken(checkpoint, verify_name(loaded.engine, loaded.platform))
     line, flags = user_flags(loaded, vllm_args)
     selected = loaded.role(role).for_line(line)

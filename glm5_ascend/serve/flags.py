@@ -26,6 +26,8 @@ _POSITIVE = (
     "decode-context-parallel-size", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
     "cp-kv-cache-interleave-size",
 )  # fmt: skip
+#: Flags that are a share of the memory of a device.
+_SHARES = ("gpu-memory-utilization", "mem-fraction-static")
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,9 @@ def _split(words: Sequence[str], table: FlagTable) -> Iterator[_FlagWords]:
     """Split a command line at its flags. Raises `ConfigError` for a word that belongs to none."""
     groups: list[tuple[str, list[str]]] = []
     for word in words:
-        optimization = re.fullmatch(r"-O=?(\d)", word)
+        optimization = re.fullmatch(r"-O=?(\d?)", word)
         if optimization:
-            groups.append(("--optimization-level", [optimization[1]]))
+            groups.append(("--optimization-level", [*optimization[1]]))
         elif _is_flag(word, table):
             name, equals, value = word.partition("=")
             groups.append((name, [value] if equals else []))
@@ -152,7 +154,7 @@ def _split(words: Sequence[str], table: FlagTable) -> Iterator[_FlagWords]:
 
 def _is_flag(word: str, table: FlagTable) -> bool:
     name = word.partition("=")[0].partition(".")[0]
-    return (word.startswith("--") and len(word) > 2) or name in table.aliases or word == "-O"
+    return (word.startswith("--") and len(word) > 2) or name in table.aliases
 
 
 def _words_of_file(path: Path) -> Iterator[str]:
@@ -207,6 +209,8 @@ def _checked(one: _FlagWords, kind: Any, table: FlagTable) -> list[str]:
         return [json.dumps(_checked_keys(one.flag, value, table))]
     if type(value) is int and one.flag in _POSITIVE and value < 1 and one.values != ["auto"]:
         raise ConfigError(f"--{one.flag} is {value}, expected a whole number above 0", "correct the value")
+    if one.flag in _SHARES and isinstance(value, float) and not 0 < value <= 1:
+        raise ConfigError(f"--{one.flag} is {value:g}, expected a share above 0, at most 1", "0.9 is usual")
     return [str(value)] if kind in ("human", "human or auto") and value != -1 else one.values
 
 

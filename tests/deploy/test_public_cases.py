@@ -59,7 +59,7 @@ def broken(profile: str, flags: str, role: str | None = None) -> set[str]:
         (["--enable-prefix-caching --no-enable-prefix-caching -dcp 16"], {"P63"}),
         (["--tensor-parallel 12", "-tp 12", "--tensor_parallel_size=12", "-tp 16 -tp 12"], {"P50", "P67"}),
         (["--max-model-len 1024k", "--max_model_len=1M", "--max-model-len 1024000"], set()),
-        (["-q ascend -ep --max-num-batched-tokens 8k"], set()),
+        (["-q ascend -ep --max-num-batched-tokens 8k -O3 -asc 1", "-O 3 -n 1 -r 0"], set()),
     ],
 )
 def test_every_spelling_of_a_flag_is_judged_alike(spellings: list[str], rules: set[str]) -> None:
@@ -102,6 +102,7 @@ def test_a_file_of_flags_is_read(tmp_path: Path) -> None:
         ("--max-num-seqs", "--max-num-seqs has no value"),
         ("--max-num-seqs 8 16", "--max-num-seqs has 2 values"),
         ("--gpu-memory-utilization 0,9", "expected a number"),
+        ("--gpu-memory-utilization 95", "--gpu-memory-utilization is 95, expected a share"),
         ("--enable-expert-parallel true", "--enable-expert-parallel takes no value"),
         ("--kv-cache-dtype fp7", "--kv-cache-dtype is 'fp7', expected such as auto"),
         ("--max-num-seq-s 8", "vLLM 0.23.0 has no such flag"),
@@ -165,6 +166,8 @@ def test_every_line_has_a_table() -> None:
         ({"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "10"}, "a3-pd", "prefill", "P65"),
         ({"VLLM_ASCEND_ENABLE_FUSED_MC2": "1"}, PROFILE, "server", "P62"),
         ({"OMP_NUM_THREADS": "ten"}, PROFILE, "server", "E2"),
+        ({"HCCL_CONNECT_TIMEOUT": "10"}, "a3-pd", "decode", "E2"),
+        ({"HCCL_BUFFSIZE": "-1"}, "a3-pd", "decode", "E2"),
     ],
 )
 def test_the_environment_that_runs_is_the_one_that_is_judged(

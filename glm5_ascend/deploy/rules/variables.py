@@ -22,6 +22,8 @@ _NUMBERS = {
     "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "s", "VLLM_RPC_TIMEOUT": "ms", "VLLM_ENGINE_READY_TIMEOUT_S": "s",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "s", "OMP_NUM_THREADS": "", "TASK_QUEUE_ENABLE": "", "ACL_OP_INIT_MODE": "",
 }  # fmt: skip
+#: Least values by CANN's list.
+_LEAST = {"HCCL_BUFFSIZE": 1, "HCCL_CONNECT_TIMEOUT": 120}
 #: Other names that are documented.
 _KNOWN = (
     "VLLM_ASCEND_ENABLE_BATCH_MEMCPY", "VLLM_ASCEND_KVPOOL_RANGE_DEBUG", "VLLM_ASCEND_ROPE_UB_SIZE_KB",
@@ -50,9 +52,11 @@ def bad_variables(environ: Mapping[str, str], line: EngineLine) -> Iterator[str]
     for name, unit in (*_NUMBERS.items(), *dict.fromkeys(_SWITCHES, "").items()):
         text = environ.get(name, "").strip()
         words = ("true", "false") if name in _SWITCHES and line is not VLLM_ASCEND_023 else ()
-        if text and not text.removeprefix("-").isdecimal() and text.lower() not in words and "{" not in text:
+        least = _LEAST.get(name, 0)
+        good = (text.isdecimal() and int(text) >= least) or text.lower() in words or "{" in text
+        if text and not good:
             expected = "0 or 1" if name in _SWITCHES else f"a whole number{f' ({unit})' if unit else ''}"
-            yield f"{name}={text}: expected {expected}"
+            yield f"{name}={text}: expected {expected}" + (f", at least {least}" if least else "")
 
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
