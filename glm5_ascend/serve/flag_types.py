@@ -15,7 +15,7 @@ from typing import Any
 
 from glm5_ascend.errors import ConfigError, shortened, shown
 from glm5_ascend.files.resources import data_dir, near
-from glm5_ascend.files.untrusted import read_json_object
+from glm5_ascend.files.untrusted import parse_json, read_json_object
 
 #: Word of a table -> the expected value, for messages.
 EXPECTED = {
@@ -133,8 +133,8 @@ def _fix(kind: Any, word: str) -> str:
 def json_value(flag: str, kind: Any, text: str) -> Any:
     """The JSON of a flag, its keys checked; all kinds but "json" must be objects. Raises as `value_of_words`."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise ConfigError(
             f"--{flag} is {shown(text)}, expected a JSON object: {error}", "quote it for the shell: '{\"key\": 1}'"
         ) from None

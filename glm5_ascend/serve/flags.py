@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError, shown
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.flag_types import WITHOUT_VALUE, FlagTable, json_value, value_of_words
 
 #: Environment variable of vLLM's API key.
@@ -195,8 +196,8 @@ def _set(whole: dict[str, Any], one: _FlagWords) -> None:
         return
     value: Any = text
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         with suppress(ConfigError):
             value = value_of_words(last, "human", [text])
     whole[last] = value
@@ -263,8 +264,8 @@ def _guessed(words: list[str]) -> Any:
     values: list[Any] = []
     for word in words:
         try:
-            values.append(json.loads(word))
-        except (ValueError, RecursionError):
+            values.append(parse_json(word))
+        except ValueError:
             values.append(word)
     return values if len(values) > 1 else values[0]
 

@@ -22,6 +22,7 @@ from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, find_
 from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, Rehearsal, RehearsedRank
 from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config_file import check_architecture, read_config
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
@@ -177,7 +178,7 @@ def run_inside(environment: RehearsalEnvironment, module: str) -> Any:
         done = subprocess.run(argv, capture_output=True, text=True, env=variables, check=False, cwd=folder)
         if done.returncode:
             raise CheckFailedError(f"{module}: {_last_line(done.stderr)}", f"run it: {' '.join(argv)}")
-        return json.loads((folder / "out.json").read_bytes())
+        return parse_json((folder / "out.json").read_bytes())
 
 
 def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
