@@ -30,6 +30,7 @@ from glm5_ascend.serve.launch import (
     refuse_open_server,
     require_free_port,
 )
+from glm5_ascend.serve.memory import check_memory
 from glm5_ascend.serve.servable import check_directory
 
 
@@ -82,6 +83,8 @@ def serve_profile(
     if dry_run:
         return built
     refuse_other_platform(loaded, flags)
+    if loaded.platform == CPU:
+        check_memory(checkpoint, built)
     has_api = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
     if has_api:
         require_free_port(value_of(built.argv, "--host"), port)

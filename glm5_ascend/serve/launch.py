@@ -20,6 +20,7 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, version_of
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
+from glm5_ascend.serve.memory import check_memory
 from glm5_ascend.serve.servable import check_directory
 
 #: Module that runs `vllm serve`.
@@ -98,6 +99,7 @@ def launch(
     if not on_ascend():
         require_cpu_environment()
         refuse_flags(vllm_args)
+        check_memory(checkpoint, command)
     require_free_port(value_of(command.argv, "--host"), port_of(command.argv))
     start(command)
     return command

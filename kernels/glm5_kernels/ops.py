@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 from glm5_kernels import registry
@@ -37,9 +38,9 @@ __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
     "LinearWeights", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors",
     "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
-    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "report", "round_rows",
-    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "w4a8_moe",
-    "widens_bf16", "write_rows",
+    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "reads_columns", "report",
+    "round_rows", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj",
+    "w4a8_moe", "widens_bf16", "write_rows",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -84,3 +85,12 @@ def widens_bf16() -> bool:
     from glm5_kernels.compiled import bf16_linear
 
     return not bf16_linear.ONEDNN_MULTIPLIES
+
+
+def reads_columns(dtype: torch.dtype) -> bool:
+    """True if `mla_preprocess` and `v_up_proj` read W_UK and W_UV in `dtype` faster if their columns are contiguous."""
+    if choose("v_up_proj").implementation != "cpu":
+        return False
+    from glm5_kernels.compiled.simd import PAIRS
+
+    return PAIRS and dtype == torch.bfloat16

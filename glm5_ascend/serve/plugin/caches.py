@@ -32,7 +32,7 @@ def install(layer: Any, subclass: type) -> None:
 
 
 class LatentAttention(MLAAttention):  # type: ignore[misc]
-    """vLLM's owner of the latent cache, with the cache's dtype of choice and a contiguous W_UV.
+    """vLLM's owner of the latent cache, with the cache's dtype of choice, and W_UK and W_UV as our ops read them.
 
     Attributes:
         has_int8_cache: rows are int8 latents, bf16 rope and fp32 scales.
@@ -42,8 +42,11 @@ class LatentAttention(MLAAttention):  # type: ignore[misc]
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         super().process_weights_after_loading(act_dtype)
-        # [H, kv_lora_rank, v_head_dim]; vLLM's is a transposed view, which the product would read element by element.
-        self.W_UV.data = self.W_UV.data.contiguous()
+        # Both are views of kv_b_proj, in whose rows W_UV's columns and W_UK_T's rows are contiguous.
+        if ops.reads_columns(act_dtype):
+            self.W_UK_T.data = self.W_UK_T.data.mT.contiguous().mT
+        else:
+            self.W_UV.data = self.W_UV.data.contiguous()
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         spec = super().get_kv_cache_spec(vllm_config)

@@ -1,4 +1,4 @@
-"""Linear layers: int8 for an `ascend` checkpoint; bf16 by our op where the processor has no bf16 product."""
+"""Linear layers: int8 for an `ascend` checkpoint; the head, and bf16 where torch is slow, by our op."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class W8A8StaticLinear(Int8Linear):
         )
 
 
-class _InFp32:
-    """An unquantized layer by our op, for processors where torch and vLLM have only a slow loop for bf16."""
+class _ByOurOp:
+    """An unquantized layer by our op."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.op_weights = ops.LinearWeights(layer.weight.data)
@@ -104,31 +104,35 @@ class _InFp32:
         return y if bias is None else y + bias
 
 
-class Bf16Linear(_InFp32, UnquantizedLinearMethod):  # type: ignore[misc]
-    """A bf16 linear layer, multiplied in fp32."""
+class Bf16Linear(_ByOurOp, UnquantizedLinearMethod):  # type: ignore[misc]
+    """A bf16 linear layer, multiplied in fp32: for processors where torch and vLLM have only a slow loop for bf16."""
 
 
-class Bf16Head(_InFp32, UnquantizedEmbeddingMethod):  # type: ignore[misc]
-    """The bf16 output head, multiplied in fp32."""
+class MappedTable(_ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    """The embedding or the head as it lies in the file. vLLM packs both again, and never reads the embedding's copy."""
 
 
-#: vLLM's method -> ours.
-_REPLACEMENTS = {UnquantizedLinearMethod: Bf16Linear, UnquantizedEmbeddingMethod: Bf16Head}
+def use_our_products(model: torch.nn.Module) -> None:
+    """Let the embedding and the head stay in the checkpoint's files; multiply bf16 by our op where torch is slow.
 
-
-def multiply_bf16_in_fp32(model: torch.nn.Module) -> None:
-    """Let `model` multiply bf16 weights by our op where the processor has no bf16 product; before loading weights."""
+    To be called before the weights are loaded.
+    """
     layer: Any
-    for layer in model.modules() if ops.widens_bf16() else ():
-        method = _REPLACEMENTS.get(type(getattr(layer, "quant_method", None)))
+    for layer in model.modules():
+        method = type(getattr(layer, "quant_method", None))
+        if method is UnquantizedEmbeddingMethod:
+            layer.quant_method = MappedTable()
+            layer.weight.weight_loader = mapped(layer.weight.weight_loader)
+            continue
         absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
-        if method is not None and not absorbed and layer.weight.dtype == torch.bfloat16:
-            layer.quant_method = method()
+        slow = method is UnquantizedLinearMethod and ops.widens_bf16() and layer.weight.dtype == torch.bfloat16
+        if slow and not absorbed:
+            layer.quant_method = Bf16Linear()
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:
     """The weights of a vLLM linear layer, quantized or not, in the form that our ops take."""
-    if isinstance(layer.quant_method, Int8Linear | _InFp32):
+    if isinstance(layer.quant_method, Int8Linear | _ByOurOp):
         weights: ops.LinearWeights = layer.op_weights
         return weights
     return ops.LinearWeights(layer.weight.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin.linear import multiply_bf16_in_fp32
+from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
+from glm5_ascend.serve.plugin.mapped_files import read_ahead
 from glm5_ascend.serve.servable import topk_pattern
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
@@ -43,13 +45,15 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
         keep_freed_memory()
+        self.directory = Path(vllm_config.model_config.model)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        multiply_bf16_in_fp32(self)
+        use_our_products(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(weights, expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen)
+        read_ahead(self.directory)
         return loaded
 
 
@@ -67,7 +71,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
-        multiply_bf16_in_fp32(self)
+        use_our_products(self)
 
     def forward(
         self,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from glm5_kernels.compiled import bf16_rows
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.processor import features
 from glm5_kernels.compiled.rows import PAIRED, interleave, load_row_as_fp32, prefetch, row_address, store_row_as
@@ -111,6 +112,8 @@ accumulate, accumulate_pairs = _accumulates(Lanes.add_products, _BLOCKS), _accum
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
+    if bf16_rows.takes(x, w.mT):
+        return bf16_rows.per_head(x, w.mT)
     (tokens, heads, n), r = x.shape, w.shape[2]
     out = x.new_empty(tokens, heads, r)
     if not _faster_than_torch(x, w):

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from glm5_kernels import int8
-from glm5_kernels.compiled import bf16_linear, int8_amx
+from glm5_kernels.compiled import bf16_linear, bf16_rows, int8_amx
 from glm5_kernels.compiled.int8_grouped import grouped_product, of_layer, one_group, quantized, takes_weight
 from glm5_kernels.compiled.int8_product import MAX_TOKENS, matmul
 from glm5_kernels.compiled.int8_quantize import FLOATS, quantize, scale_back_to, takes_rows
@@ -23,6 +23,8 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
     if w.quant_mode == int8.NO_QUANT or w.scale is None:
         if x.dtype == dtype and bf16_linear.widens(x, w.weight):
             return bf16_linear.apply_linear(x, w.weight)
+        if x.dtype == dtype and bf16_rows.takes(x[:, None], w.weight[None]):
+            return bf16_rows.per_head(x[:, None], w.weight[None])[:, 0]
         return int8.apply_linear(x, w, dtype)
     if 0 < len(x) <= MAX_TOKENS and dtype in FLOATS and takes_rows(x) and takes_weight(w.weight, w.scale):
         static = w if w.quant_mode == int8.PER_TENSOR else None

@@ -1,0 +1,102 @@
+"""What `serve` says about memory before it loads a model: numbers, a refusal, limits of containers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_ascend.checkpoint.summary import summarize
+from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve import launch, memory
+from glm5_ascend.serve.flags import ServerCommand
+from tests.serve.test_launch import CONFIG
+
+#: GLM-5: 78 layers and the MTP layer.
+GLM5 = CONFIG | {
+    "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 78,
+    "first_k_dense_replace": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 64, "q_lora_rank": 2048,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "qk_head_dim": 256, "v_head_dim": 256,
+    "n_routed_experts": 256, "n_shared_experts": 1, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
+    "vocab_size": 154880,
+}  # fmt: skip
+SIZE = 418_170_000_000
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A quantized checkpoint of this size, a hole."""
+    (tmp_path / "config.json").write_text(json.dumps(GLM5))
+    (tmp_path / "quant_model_description.json").write_text(json.dumps({"lm_head.weight": "FLOAT"}))
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", SIZE)
+    return tmp_path
+
+
+def need(directory: Path, available: int, monkeypatch: pytest.MonkeyPatch, *flags: str, **env: str) -> memory.Memory:
+    monkeypatch.setattr(memory, "available", lambda: available)
+    return memory.memory_of(summarize(directory), ServerCommand(env, ["serve", *flags]))
+
+
+def test_the_real_model(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache and working memory must fit, the mapped files need not."""
+    needed = need(directory, 10**12, monkeypatch, VLLM_CPU_KVCACHE_SPACE="4")
+    assert needed.weights == SIZE and needed.cache == 4 * 2**30
+    assert 5e9 < needed.copied < 12e9 and 2e9 < needed.working < 6e9
+    needed.require()
+    assert str(needed).startswith("memory: weights 418.2 GB, of which ") and str(needed).endswith("available 1000.0 GB")
+    small = need(directory, needed.fixed, monkeypatch, VLLM_CPU_KVCACHE_SPACE="4")
+    small.require()
+    assert str(small).endswith("; weights are read from disk again")
+    with pytest.raises(MissingEnvironmentError, match=r"needs .* GB .* available: copied weights .*, cache 4.3 GB"):
+        need(directory, needed.fixed - 1, monkeypatch, VLLM_CPU_KVCACHE_SPACE="4").require()
+
+
+def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = need(directory, 0, monkeypatch)
+    stated = need(directory, 0, monkeypatch, "--kv-cache-memory-bytes", "7000", VLLM_CPU_KVCACHE_SPACE="4")
+    longer = need(directory, 0, monkeypatch, "--max-num-batched-tokens=8192")
+    assert stated.cache == 7000 and longer.working > 1.5 * plain.working
+
+
+def test_float_weights_are_copied(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "quant_model_description.json").unlink()
+    with pytest.raises(MissingEnvironmentError, match=r"copied weights 418.2 GB"):
+        need(directory, SIZE, monkeypatch).require()
+
+
+def test_serve_refuses_before_it_starts(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
+    checkpoint, started = summarize(directory), []
+    for available in (10**9, 10**12):
+        monkeypatch.setattr(memory, "available", lambda available=available: available)
+        try:
+            launch.launch(checkpoint, (), host=None, port=None, dry_run=False, start=started.append)
+        except MissingEnvironmentError as error:
+            assert available == 10**9 and error.exit_code == 3
+    assert len(started) == 1 and "memory: weights 418.2 GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [((("max", 10),), 10**15), ((("5000", 3000),), 2500), ((("max", 10), ("900", 400)), 1000), ((("100", 4000),), 0)],
+)
+def test_limits_of_control_groups(
+    limits: tuple[tuple[str, int], ...], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tightest group counts; its cached files (500 bytes) can be given back."""
+    group, own = tmp_path, "/".join(f"g{i}" for i in range(len(limits)))
+    for number, (limit, used) in enumerate(limits):
+        group /= f"g{number}"
+        group.mkdir()
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text("anon 7\ninactive_file 200\nactive_file 300\n")
+    (tmp_path / "cgroup").write_text(f"0::/{own}\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))
+    assert memory.available() == left
