@@ -47,7 +47,7 @@ class Memory:
 
     @property
     def fixed(self) -> int:
-        """What must fit: all but the mapped files."""
+        """Bytes that must fit into the memory: all but those of the mapped files."""
         return self.copied + self.cache + self.working
 
     def require(self) -> None:
@@ -83,10 +83,10 @@ def available() -> int:
 def _left_in_cgroups() -> Iterator[int]:
     """Limit minus use, where a group has a limit; its cache of files can be given back."""
     try:
-        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
+        name = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):  # no Linux, or version 1
         return
-    group = _CGROUPS / own.strip().lstrip("/")
+    group = _CGROUPS / name.strip().lstrip("/")
     for folder in (group, *group.parents):
         if not folder.is_relative_to(_CGROUPS):
             return

@@ -88,14 +88,14 @@ def test_limits_of_control_groups(
     limits: tuple[tuple[str, int], ...], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tightest group counts; its cached files (500 bytes) can be given back."""
-    group, own = tmp_path, "/".join(f"g{i}" for i in range(len(limits)))
+    group, path = tmp_path, "/".join(f"g{i}" for i in range(len(limits)))
     for number, (limit, used) in enumerate(limits):
         group /= f"g{number}"
         group.mkdir()
         (group / "memory.max").write_text(f"{limit}\n")
         (group / "memory.current").write_text(f"{used}\n")
         (group / "memory.stat").write_text("anon 7\ninactive_file 200\nactive_file 300\n")
-    (tmp_path / "cgroup").write_text(f"0::/{own}\n")
+    (tmp_path / "cgroup").write_text(f"0::/{path}\n")
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))

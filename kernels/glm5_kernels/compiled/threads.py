@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any
 
@@ -14,15 +14,23 @@ import torch
 def run_tasks(function: Callable[[int], object], count: int) -> None:
     """Run function(0) ... function(count - 1); compiled functions release the interpreter's lock.
 
-    As many threads as `torch.get_num_threads()`; task i runs on its own, so any number gives the same bits.
+    As many threads as `torch.get_num_threads()`, this one among them; task i runs on its own, so any number gives the
+    same bits.
     """
     threads = min(torch.get_num_threads(), count)
-    if threads <= 1:
-        for number in range(count):
+    numbers = iter(range(count))  # each number is given out once: `next` holds the interpreter's lock
+
+    def work() -> None:
+        for number in numbers:
             function(number)
-        return
-    for _ in _pool(os.getpid(), threads).map(function, range(count)):
-        pass
+
+    others = [_pool(os.getpid(), threads - 1).submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:  # also after an error: they use the operands
+        wait(others)
+    for other in others:
+        other.result()
 
 
 def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
