@@ -99,9 +99,17 @@ class CheckpointDir:
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of a tensor in its stored dtype; nothing else of it is read."""
-        shard, entry = self._shard(name), self.entries[name]
-        width = math.prod(entry.shape[1:])
-        return shard.read_span(entry, start * width, stop * width).reshape(stop - start, *entry.shape[1:])
+        shape = self._entry(name).shape
+        width = math.prod(shape[1:])
+        return self.read_span(name, start * width, stop * width).reshape(stop - start, *shape[1:])
+
+    def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of a tensor's flat data in its stored dtype."""
+        return self._shard(name).read_span(self._entry(name), start, stop)
+
+    def _entry(self, name: str) -> TensorEntry:
+        self._shard(name)
+        return self.entries[name]
 
     def _shard(self, name: str) -> Shard:
         if name not in self.file_of:

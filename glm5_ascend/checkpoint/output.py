@@ -42,7 +42,8 @@ def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], 
     Raises:
         OutputError: what is wrong and what to do; nothing was changed.
     """
-    src, dst = source.resolve(), out.resolve()
+    # Path.resolve raises at a link to itself.
+    src, dst = Path(os.path.realpath(source)), Path(os.path.realpath(out))
     if src == dst:
         raise OutputError(f"{out}: output and source are the same directory", "choose another output directory")
     if dst.is_relative_to(src):
@@ -112,13 +113,14 @@ def serving_files(source: Path) -> list[str]:
 
 
 def served_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a source's config.json without quantization_config: with it vLLM would not open the description.
+    """Return a source's config.json without its quantization: with it vLLM would not open the description.
 
     Keys that it leaves out because they have transformers' default are stated: other engines have other defaults.
     """
-    config = {key: value for key, value in completed(raw).items() if key != "quantization_config"}
+    keys = ("quantization_config", "compression_config")
+    config = {key: value for key, value in completed(raw).items() if key not in keys}
     if isinstance(inner := config.get("text_config"), dict):
-        config["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
+        config["text_config"] = {key: value for key, value in inner.items() if key not in keys}
     return config
 
 

@@ -7,21 +7,32 @@ from pathlib import Path
 
 import torch
 
+from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.shards import dtype_name
+from glm5_ascend.checkpoint.names import StoredNames, TensorView, foreign_part
+from glm5_ascend.checkpoint.output import served_config
+from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.config_file import load_config, read_config
+from glm5_ascend.model.folder import ORIGINAL
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128
-#: Tip for weights that another tool has changed.
-_ORIGINAL = "quantize from the original bf16, fp16 or FP8 checkpoint"
+#: Ends of the names of an FP8 weight's scale, by convention: DeepSeek's blocks; llm-compressor and ModelOpt.
+_SCALES = ("_scale_inv", "_scale")
+_AGAIN = "download the checkpoint again"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class SourceCheckpoint:
-    """A GLM-5 checkpoint in bf16, fp16, fp32 or block-FP8.
+    """A GLM-5 checkpoint in bf16, fp16, fp32 or FP8 (scales of blocks, rows or whole tensors).
+
+    Attributes:
+        unlisted: shards with the MTP layer that the index does not list.
+        renamed: hub's name -> stored name, of weights that another writer named differently, or stored as one.
+        used: names of all stored tensors that are weights, or scales of FP8 weights.
 
     Raises:
         ConfigError, CheckpointError: what is missing or inconsistent, by file and tensor.
@@ -30,9 +41,12 @@ class SourceCheckpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config: ModelConfig = load_config(directory)
+        require_sound_config(directory, served_config(read_config(directory)))
         self.files = CheckpointDir(directory, self.config.spec.spelled)
-        #: Shards with the MTP layer that the index does not list.
+        self._names = StoredNames(self.config, self.files.entries)
         self.unlisted = self._find_unlisted()
+        self.renamed = self._names.renamed
+        self.used: set[str] = set()
         self._check()
 
     def _find_unlisted(self) -> list[str]:
@@ -40,109 +54,197 @@ class SourceCheckpoint:
         taken from such shards: an index that forgets the main model's tensors is damaged."""
         prefixes = self.config.mtp_prefixes
         names = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
-        if all(self.resolve(name) in self.files for name in names):
+        if all(self._view(name) for name in names):
             return []
         files = set()
         for file, shard in self.files.unlisted().items():
-            for name in [n for n in shard.entries if n.startswith(prefixes) and n not in self.files]:
+            for name in [n for n in shard.entries if n.startswith((*prefixes, "mtp.")) and n not in self.files]:
                 self.files.add(name, file, shard)
                 files.add(file)
+        self._names = StoredNames(self.config, self.files.entries)
         return sorted(files)
 
     def _check(self) -> None:
+        self._check_expert_counts()
         size = self.config.sizes
         for prefix, part in self.config.all_weights():
             name = prefix + part.tensor_name
-            entry = self.files.entries.get(self.resolve(name))
-            if entry is None:
+            view = self._view(name)
+            if view is None:
                 raise self._missing(name)
-            where = f"{self.directory / self.files.file_of[self.resolve(name)]}: {name}"
-            if entry.shape != part.shape(size):
+            entry = self.files.entries[view.stored]
+            where = f"{self.directory / self.files.file_of[view.stored]}: {view.stored}"
+            if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
+                by = self._by(view.stored.removesuffix(".weight"))
                 raise CheckpointError(
-                    f"{where} has shape {list(entry.shape)}, config.json says {list(part.shape(size))}",
+                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized{by}", ORIGINAL
+                )
+            if view.shape != part.shape(size):
+                raise CheckpointError(
+                    f"{where} has shape {list(view.shape)}, config.json says {list(part.shape(size))}",
                     "config.json and weights belong to different models",
                 )
+            self.used.add(view.stored)
             if entry.dtype is torch.float8_e4m3fn:
-                self._check_scale(name, where)
-            elif entry.dtype not in _FLOATS:
-                raise CheckpointError(
-                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized?",
-                    _ORIGINAL,
-                )
+                self.used.add(self._check_scale(view, where))
 
-    def _check_scale(self, name: str, where: str) -> None:
-        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
-        scale = self.files.entries.get(f"{self.resolve(name)}_scale_inv")
-        if scale is None:
-            raise CheckpointError(f"{where} is FP8 but {name}_scale_inv is missing", self._again())
-        stored = self.files.entries[self.resolve(name)].shape
-        expected = (-(-stored[0] // FP8_BLOCK), -(-math.prod(stored[1:]) // FP8_BLOCK))
-        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
-        if scale.shape != expected or block != [FP8_BLOCK, FP8_BLOCK]:
+    def _by(self, module: str) -> str:
+        if (self.directory / DESCRIPTION_NAME).exists():
+            return f", with its types in {DESCRIPTION_NAME}"
+        foreign = foreign_part(module, self.files.entries)
+        return f": {foreign[1]} ({foreign[0]})" if foreign else f", and no {DESCRIPTION_NAME} says how"
+
+    def _check_expert_counts(self) -> None:
+        """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
+        spec, expected = self.config.spec, self.config.n_routed_experts
+        counts = {}
+        for layer in range(self.config.num_layers_with_mtp):
+            view = self._view(f"{spec.layer_prefix(layer)}{spec.router}.weight")
+            if self.config.is_moe(layer) and view is not None:
+                counts[layer] = view.shape[0]
+        others = sorted(layer for layer, count in counts.items() if count != expected)
+        if not others:
+            return
+        config, layer = self.directory / "config.json", others[0]
+        if len(set(counts.values())) == 1:
             raise CheckpointError(
-                f"{where}_scale_inv has shape {list(scale.shape)} for blocks of {shown(block)}, "
-                f"blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected)}",
-                _ORIGINAL,
+                f"{config}: n_routed_experts is {expected}, but every layer has {counts[layer]}",
+                f"a pruned model (REAP)? Then write n_routed_experts: {counts[layer]}",
+            )
+        raise CheckpointError(
+            f"{self.directory}: layer {layer} has {counts[layer]} experts, config.json says n_routed_experts "
+            f"{expected} for all layers ({len(others)} of {len(counts)} differ): pruned unequally (REAP)?",
+            "engines run layers with one number of experts only: prune all alike, or take the original",
+        )
+
+    def _check_scale(self, view: TensorView, where: str) -> str:
+        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
+        name = self._scale_name(view.stored)
+        if name is None:
+            raise CheckpointError(f"{where} is FP8 but {view.stored}_scale_inv is missing", _AGAIN)
+        scale, rows = self.files.entries[name], view.shape[0]
+        expected: list[tuple[int, ...]] = [(-(-rows // FP8_BLOCK), -(-math.prod(view.shape[1:]) // FP8_BLOCK))]
+        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
+        if name.endswith("_scale"):
+            expected += [(), (1,), (rows,), (rows, 1)]
+        if scale.shape not in expected or block != [FP8_BLOCK, FP8_BLOCK]:
+            raise CheckpointError(
+                f"{where}{name.removeprefix(view.stored)} has shape {list(scale.shape)} for blocks of "
+                f"{shown(block)}, blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected[0])}",
+                ORIGINAL,
             )
         if scale.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{where}_scale_inv is stored as {dtype_name(scale.dtype)}, not as a float",
-                _ORIGINAL,
+                f"{where}{name.removeprefix(view.stored)} is stored as {dtype_name(scale.dtype)}, not as a float",
+                ORIGINAL,
             )
+        return name
+
+    def _scale_name(self, stored: str) -> str | None:
+        return next((stored + end for end in _SCALES if stored + end in self.files), None)
 
     def _missing(self, name: str) -> CheckpointError:
+        module, spec = name.removesuffix(".weight"), self.config.spec
+        if foreign := foreign_part(module, self.files.entries):
+            return CheckpointError(
+                f"{self.directory}: tensor {name} is missing, {foreign[0]} is there: quantized already: {foreign[1]}",
+                ORIGINAL,
+            )
         for file, shard in self.files.unlisted().items():
             if name in shard.entries:
                 return CheckpointError(
                     f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
                 )
         message = f"{self.directory}: tensor {name} is missing"
+        layer, names = spec.layer_of(name), (*self.files.entries, *self._names.hub_names)
+        main = layer is not None and not self.config.is_mtp(layer)
+        if main and not any(entry.startswith(spec.layer_prefix(layer or 0)) for entry in names):
+            return CheckpointError(
+                f"{message}, with all of layer {layer}: config.json says num_hidden_layers "
+                f"{self.config.num_hidden_layers}",
+                "config.json and weights belong to different models, or a shard is not in the index",
+            )
         for prefix in self.config.mtp_prefixes:
             if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
                 return CheckpointError(
-                    f"{message}, with all of MTP layer {self.config.spec.layer_of(name)}: transformers drops it when "
-                    "it saves a model",
+                    f"{message}, with all of MTP layer {spec.layer_of(name)}: transformers drops it when it saves a "
+                    "model",
                     "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
                 )
-        if f"{name.partition('.experts.')[0]}.experts.gate_up_proj" in self.files:
-            return CheckpointError(
-                f"{message}: this layer's experts are one tensor, as transformers holds them",
-                "save it with a tensor for each expert, as the original has them",
-            )
-        return CheckpointError(message, self._again())
+        return CheckpointError(message + self._of_experts(name), _AGAIN)
 
-    def _again(self) -> str:
-        method = self.config.quant_method
-        if method == "fp8":
-            return "download the checkpoint again"
-        return f"config.json says it is quantized already ({shown(method)}): take the bf16, fp16 or FP8 checkpoint"
+    def _of_experts(self, name: str) -> str:
+        """Say how many experts the layer of a missing one has."""
+        spec = self.config.spec
+        before, prefix, _ = name.partition(f".{spec.experts_prefix}")
+        if not prefix:
+            return ""
+        numbers = {
+            int(number)
+            for entry in (*self.files.entries, *self._names.hub_names)
+            if entry.startswith(before + prefix)
+            and (number := entry[len(before + prefix) :].partition(".")[0]).isdecimal()
+        }
+        return (
+            f": layer {spec.layer_of(name)} has {len(numbers)} experts, config.json says n_routed_experts "
+            f"{self.config.n_routed_experts}"
+        )
 
-    def resolve(self, name: str) -> str:
-        """Return the stored name of `name`: an absent MTP embedding or head is the main model's."""
-        if name in self.files:
-            return name
+    def _view(self, name: str) -> TensorView | None:
+        """Find a weight; an absent MTP embedding or head is the main model's."""
+        if (view := self._names.find(name)) is not None:
+            return view
         for prefix in self.config.mtp_prefixes:
             for copy, original in self.config.spec.mtp_copies.items():
                 if name == f"{prefix}{copy}.weight":
-                    return f"{original}.weight"
-        return name
+                    return self._names.find(f"{original}.weight")
+        return None
+
+    def _stored(self, name: str) -> TensorView:
+        view = self._view(name)
+        if view is None:
+            raise CheckpointError(f"{self.directory}: no tensor {name}", _AGAIN)
+        return view
+
+    @property
+    def is_fp8(self) -> bool:
+        """True if some of its weights are stored in FP8."""
+        return any(self.files.entries[name].dtype is torch.float8_e4m3fn for name in self.used)
+
+    def hub_name(self, stored: str) -> str:
+        """The hub's name of a stored tensor; its own, if no rule knows it."""
+        return self._names.hub_name(stored)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The stored tensor that `name` is, or is a part of."""
+        return self.files.entries[self._stored(name).stored]
 
     def read(self, name: str) -> torch.Tensor:
-        """Weight `name` as fp32, FP8 blocks dequantized."""
-        entry = self.files.entries[self.resolve(name)]
-        return self.read_rows(name, 0, entry.shape[0])
+        """Weight `name` as fp32, FP8 dequantized."""
+        return self.read_rows(name, 0, self._stored(name).shape[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of weight `name` as fp32; nothing else of it is read."""
-        name = self.resolve(name)
-        rows = self.files.read_rows(name, start, stop)
+        view = self._stored(name)
+        width = math.prod(view.shape[1:])
+        rows = self.files.read_span(view.stored, view.first + start * width, view.first + stop * width)
+        rows = rows.reshape(stop - start, *view.shape[1:])
         if rows.dtype is not torch.float8_e4m3fn:
             return rows.float()
-        scale = self.files.read(f"{name}_scale_inv").float()
-        of_row = scale[torch.arange(start, stop) // FP8_BLOCK]
-        return rows.float() * of_row.repeat_interleave(FP8_BLOCK, 1)[:, : rows.shape[1]]
+        return rows.float() * self._scale(view, start, stop)[:, : rows.shape[1]]
+
+    def _scale(self, view: TensorView, start: int, stop: int) -> torch.Tensor:
+        """Scale of rows `start` to `stop` of an FP8 weight, fp32 [rows or 1, columns, 1 or more than there are]."""
+        name = self._scale_name(view.stored)
+        assert name is not None  # `_check_scale`
+        scale = self.files.read(name).float()
+        if scale.numel() == 1:
+            return scale.reshape(1, 1)
+        if scale.numel() == view.shape[0]:
+            return scale.reshape(-1, 1)[start:stop]
+        return scale[torch.arange(start, stop) // FP8_BLOCK].repeat_interleave(FP8_BLOCK, 1)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype for a float copy of `name`: its own, bf16 for FP8."""
-        stored = self.files.entries[self.resolve(name)].dtype
+        stored = self.entry(name).dtype
         return torch.bfloat16 if stored is torch.float8_e4m3fn else stored

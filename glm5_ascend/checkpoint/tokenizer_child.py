@@ -53,12 +53,63 @@ class OwnTokenizer:
         return str(self._whole.decode(ids))
 
     def render(self, chat: dict[str, Any]) -> str:
-        return str(self._whole.apply_chat_template(chat["messages"], tools=chat["tools"], tokenize=False))
+        messages = [_as_served(message) for message in chat["messages"]]
+        return str(self._whole.apply_chat_template(messages, tools=chat["tools"], tokenize=False))
+
+    def config_defect(self) -> str | None:
+        """Why transformers cannot read config.json, which a tokenizer needs as well; None if it can."""
+        from transformers import AutoConfig
+
+        try:
+            AutoConfig.from_pretrained(str(self._source), local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            return _reason(error)
+        return None
+
+
+def _as_served(message: Any) -> Any:
+    """A message as vLLM 0.32 gives it to the template with our flags (`renderers/chat_utils.py`, content as string).
+
+    Arguments of tool calls are parsed, because templates walk over their keys; an absent content is an empty one.
+    """
+    if not isinstance(message, dict):
+        return message
+    message = dict(message)
+    content = message.get("content")
+    if content is None:
+        message["content"] = ""
+    elif isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        message["content"] = "\n".join(str(part["text"]) for part in content if isinstance(part.get("text"), str))
+    if message.get("role") != "assistant":
+        return message
+    if isinstance(message.get("reasoning"), str):
+        message["reasoning_content"] = message["reasoning"]
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)
+    elif isinstance(message["tool_calls"], list):
+        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            arguments = {}
+    return call | {"function": function | {"arguments": arguments if isinstance(arguments, dict) else {}}}
 
 
 def main() -> None:
     """`SOURCE MEMORY_BYTES CPU_SECONDS` in sys.argv."""
-    source, memory, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    memory, seconds = int(sys.argv[2]), int(sys.argv[3])
+    sys.path[:] = map(os.path.abspath, sys.path)
+    os.chdir(sys.argv[1])  # the libraries open no path that is not UTF-8, but any file by its name
+    source = Path()
     with suppress(ValueError, OSError):  # macOS
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -90,7 +141,8 @@ def answer(tokenizer: OwnTokenizer, what: str, value: Any) -> dict[str, Any]:
     except MemoryError:
         os._exit(1)  # the parent knows what that means
     except BaseException as error:  # both libraries raise anything on damaged files; Rust's panics are no Exception
-        return {"unusable": _reason(error)}
+        of_config = tokenizer.config_defect()
+        return {"unusable": _reason(error)} if of_config is None else {"unusable": of_config, "file": "config.json"}
     try:
         return {"made": act(value)}
     except MemoryError:

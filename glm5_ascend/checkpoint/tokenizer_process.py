@@ -72,6 +72,11 @@ class SourceTokenizer:
                 process.kill()
             raise CheckpointError(f"{self.source}: {_ended(process.wait(), len(line))}", _FIX)
         answer = parse_json(line)
+        if "file" in answer:
+            raise CheckpointError(
+                f"{self.source / answer['file']}: transformers cannot read it: {answer['unusable']}",
+                "correct the key, or use the config.json of the original checkpoint",
+            )
         if "unusable" in answer:
             raise CheckpointError(f"{self.source}: tokenizer cannot be loaded: {answer['unusable']}", _FIX)
         if "refused" in answer:

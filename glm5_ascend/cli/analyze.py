@@ -28,6 +28,6 @@ def run(options: AnalyzeOptions, output: Output) -> int:
     with ProgressBar() as progress:
         report = analyze(replace(options, progress=progress))
     for note in report.analysis.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        console.print(f"note: {note}", soft_wrap=True)
     output.write(report.to_dict(), report.lines())
     return 0

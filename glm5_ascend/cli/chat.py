@@ -57,18 +57,17 @@ def register(app: typer.Typer) -> None:
 
 def run(options: ChatOptions, output: Output) -> int:
     """Talk to a served GLM-5: streamed answers, dimmed thinking, tools, history. OPENAI_API_KEY: the server's key."""
-    from rich.console import Console
-
+    from glm5_ascend.report.terminal import text_console
     from glm5_ascend.serve.conversation import connect
 
-    console = Console(highlight=False)
+    console = text_console()
     with _served(options.target, console) as url:
         conversation = connect(url, "", os.environ.get("OPENAI_API_KEY", ""))
         if options.system:
             conversation.messages.append({"role": "system", "content": options.system})
         conversation.temperature, conversation.thinking = options.temperature, options.think
         name = printable(shortened(conversation.model))
-        console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim", markup=False)
+        console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim")
         _talk(conversation, console)
     return 0
 
@@ -84,10 +83,12 @@ def _served(target: str, console: Console) -> Iterator[str]:
             f"{shortened(target, 300)}: neither a URL nor a directory",
             "give http://HOST:PORT, or a checkpoint's directory",
         )
+    from rich.text import Text
+
     from glm5_ascend.serve.local_server import server
 
     with tempfile.TemporaryDirectory(prefix="glm5-chat-") as folder, contextlib.ExitStack() as stack:
-        with console.status(f"starting a server for {target} ..."):
+        with console.status(Text(f"starting a server for {printable(target)} ...")):
             port = stack.enter_context(server(Path(target), Path(folder) / "serve.log"))
         yield f"http://127.0.0.1:{port}"
 
@@ -110,7 +111,7 @@ def _talk(conversation: Conversation, console: Console) -> None:
                 _answer(conversation, conversation.ask(line), console)
         except Glm5Error as error:
             tip = f"\n  fix: {printable(error.tip)}" if error.tip else ""
-            console.print(printable(f"error: {error.message}") + tip, markup=False)
+            console.print(printable(f"error: {error.message}") + tip)
         except KeyboardInterrupt:
             console.print("\n(stopped)", style="dim")
 
@@ -137,12 +138,10 @@ def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console)
             console.print()
         shown = f"call {text}" if kind == TOOL_CALL else text
         style = "dim" if kind == THINKING else "cyan" if kind == TOOL_CALL else ""
-        console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", markup=False, soft_wrap=True)
+        console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", soft_wrap=True)
         last = kind
     seconds, (prompt, completion) = time.monotonic() - start, conversation.usage
-    console.print(
-        f"\n[{prompt} + {completion} tokens, {completion / max(seconds, 1e-9):.1f} tokens/s]", style="dim", markup=False
-    )
+    console.print(f"\n[{prompt} + {completion} tokens, {completion / max(seconds, 1e-9):.1f} tokens/s]", style="dim")
 
 
 def _command(line: str, conversation: Conversation, console: Console) -> None:
@@ -160,12 +159,12 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
     elif name == "history":
         for message in conversation.messages:
             text = message.get("content") or json.dumps(message.get("tool_calls"))
-            console.print(f"{message['role']:<10} {_CONTROL.sub('?', str(text))}", markup=False)
+            console.print(f"{message['role']:<10} {_CONTROL.sub('?', str(text))}")
     elif name == "save" and value:
         conversation.save(Path(value))
-        console.print(f"wrote {value}", markup=False)
+        console.print(f"wrote {value}")
     else:
-        console.print(HELP, markup=False, soft_wrap=True)
+        console.print(HELP, soft_wrap=True)
 
 
 def _read_tools(path: Path) -> list[dict[str, Any]]:

@@ -36,14 +36,12 @@ def run(options: DoctorOptions, output: Output) -> int:
     if output.json:
         print(json.dumps(diagnosis.to_dict()))
         return diagnosis.exit_code
-    from rich.console import Console
+    from glm5_ascend.report.terminal import STYLES, show, text_console
 
-    from glm5_ascend.report.terminal import STYLES, show
-
-    console = Console(highlight=False)
+    console = text_console()
     show(([row.item, _cell(row)] for row in diagnosis.rows), console)
     style = STYLES["ok" if diagnosis.exit_code == 0 else "problem"]
-    console.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
+    console.print(diagnosis.verdict, style=style, soft_wrap=True)
     return diagnosis.exit_code
 
 

@@ -64,11 +64,10 @@ def run(options: PlanOptions, output: Output) -> int:
     if output.json:
         print(json.dumps(report.to_dict()))
     else:
-        from rich.console import Console
-
         from glm5_ascend.plan.text import show
+        from glm5_ascend.report.terminal import text_console
 
-        show(report, Console(highlight=False))
+        show(report, text_console())
     return 0
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 import psutil
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from glm5_ascend.checkpoint.output import CHECKING
 from glm5_ascend.quantize.progress import RESUMING
+from glm5_ascend.report.terminal import text_console
 from glm5_ascend.report.units import format_bytes
 from glm5_kernels.registry import cache
 
-console = Console(stderr=True, highlight=False)
+console = text_console(stderr=True)
 
 
 class RemainingTime:
@@ -48,7 +48,7 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         if not self.quiet:
-            cache.compilation.say = lambda message: console.print(message, soft_wrap=True, markup=False)
+            cache.compilation.say = lambda message: console.print(message, soft_wrap=True)
         if self.live:
             self._draw("reading the checkpoint", 0.0, None, None)
         return self
@@ -65,14 +65,14 @@ class ProgressBar:
             self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
         if whole and (done > 0 or text.startswith((CHECKING, RESUMING))) and not self.quiet:
             eta = "" if left is None else f"eta {left:.0f} s  "
-            console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True, markup=False)
+            console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True)
 
     def _draw(self, text: str, done: float, total: int | None, left: float | None) -> None:
         if self.bar is None:
             self.bar = Progress(
                 SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-                MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[eta]}"),
-                TextColumn("{task.fields[rss]}"), console=console, transient=True,
+                MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[eta]}", markup=False),
+                TextColumn("{task.fields[rss]}", markup=False), console=console, transient=True,
             )  # fmt: skip
             self.task = self.bar.add_task(text, total=total, eta="", rss="")
             self.bar.start()

@@ -26,8 +26,9 @@ def show_plan(prepared: PreparedJob) -> None:
     table.add_section()
     table.add_row("total", "", "", format_bytes(prepared.output_bytes))
     console.print(table)
-    for note in prepared.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+    for kind, sentences in (("note", prepared.notes), ("warning", prepared.warnings)):
+        for sentence in sentences:
+            console.print(f"{kind}: {sentence}", soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

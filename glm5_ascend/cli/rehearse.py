@@ -69,17 +69,15 @@ def row(rank: RehearsedRank) -> list[str]:
 
 def _show(rehearsal: Rehearsal) -> None:
     """Print the table, every problem once, and the verdict."""
-    from rich.console import Console
-
-    from glm5_ascend.report.terminal import STYLES
+    from glm5_ascend.report.terminal import STYLES, text_console
     from glm5_ascend.report.terminal import show as table
 
-    console = Console(highlight=False)
+    console = text_console()
     table([HEAD, *map(row, rehearsal.ranks)], console, right=(2, 3, 4, 5, 6, 7))
     for line in notes(rehearsal):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     style = STYLES["ok" if rehearsal.exit_code == 0 else "problem"]
-    console.print(rehearsal.verdict, style=style, markup=False, soft_wrap=True)
+    console.print(rehearsal.verdict, style=style, soft_wrap=True)
 
 
 def notes(rehearsal: Rehearsal) -> Iterator[str]:

@@ -22,6 +22,7 @@ from glm5_ascend.fidelity.evaluation.served import compare_served
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.fidelity.options import AnalyzeOptions, EvaluateOptions
 from glm5_ascend.options import with_options
+from glm5_ascend.quantize.model_card import add_accuracy, check_card
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
 from glm5_ascend.serve.client import Client, server_address
@@ -49,6 +50,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
         report.prompts, report.generated = len(prompts), generation_metrics(prompts, reference, quantized)
         for task, rows in metrics_by_task(prompts, reference, quantized).items():
             report.tasks[task] = [*report.tasks.get(task, []), *rows]
+    if options.card:
+        add_accuracy(Path(str(options.directory)), *report.card_figures(_path(options.text)))
     if options.html is not None:
         teacher_forced = options.against is not None
         header = header_of(_path(options.directory), _path(options.text), teacher_forced)
@@ -86,6 +89,10 @@ def _check_eval_options(options: EvaluateOptions) -> None:
         raise EvaluationError("nothing to compare with", "give the source checkpoint with --against SRC")
     if _parse_lengths(options.lengths) and options.directory is None:
         raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
+    if options.card and (options.directory is None or options.against is None):
+        raise EvaluationError("--card: the card belongs to a checkpoint", "give DIR and --against SRC")
+    if options.card:
+        check_card(Path(str(options.directory)))
     if options.html is not None:
         page.check_path(Path(options.html))
 

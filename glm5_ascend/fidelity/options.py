@@ -51,6 +51,7 @@ class EvaluateOptions:
     against_url: Annotated[str | None, Option("A server of the source, for --prompts.", "URL", panel=SERVERS)] = None
     max_tokens: Annotated[int, Option("Tokens of an answer, at most.", min=1, panel=SERVERS)] = 256
     html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
+    card: Annotated[bool, Option("Put the figures into the model card of DIR.", panel=OUTPUT)] = False
     model: str = ""
     key: str = ""
     progress: Progress = silent

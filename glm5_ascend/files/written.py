@@ -57,9 +57,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """`new_file` with this content; text as UTF-8. Raises OutputError."""
+    """`new_file` with this content; text as UTF-8, names that are not UTF-8 as escapes. Raises OutputError."""
     with new_file(path) as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
 
 
 def copy_file(source: Path, path: Path) -> None:

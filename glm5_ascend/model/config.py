@@ -92,11 +92,6 @@ class ModelConfig:
         return self.hc_mult * self.hidden_size
 
     @property
-    def quant_method(self) -> object:
-        """Quantization method of the source by config.json; "fp8" if the key is missing."""
-        return (self.quantization_config or {}).get("quant_method", "fp8")
-
-    @property
     def num_layers_with_mtp(self) -> int:
         """Main layers plus MTP layers, which follow them."""
         return self.num_hidden_layers + self.num_nextn_predict_layers

@@ -22,11 +22,21 @@ from glm5_ascend.model.config_reader import (
     spec_of,
     vision_sizes,
 )
+from glm5_ascend.model.folder import check_path, refuse_other_formats
 
 #: Architectures users confuse with GLM-5, and what to tell them.
 _OTHER_ARCHITECTURES = {
     "glm4_moe": "GLM-4.5/4.6/4.7 has no sparse attention",
+    "glm4_moe_lite": "GLM-4.7-Flash has no sparse attention",
+    "deepseek_v3": "DeepSeek-V3 has no sparse attention",
     "deepseek_v32": "DeepSeek-V3.2 rotates RoPE halves, GLM-5 interleaves",
+    "glm_moe_dsa_mtp": "the MTP layer alone, exported as a draft model",
+}
+#: What to do about them, where it is more than to give another model.
+_WAY_OUT = {
+    "deepseek_v32": "is it a GLM-5 whose config.json was patched for an engine without glm_moe_dsa? Then restore the "
+    "original config.json",
+    "glm_moe_dsa_mtp": "give the whole model: its last layer is the MTP layer, and engines take the draft from it",
 }
 #: Optional keys that are read, and the JSON type each must have.
 _OPTIONAL: dict[str, type] = {
@@ -43,7 +53,9 @@ _SIZES = (
     "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
     "index_n_heads", "index_head_dim", "index_topk", "max_position_embeddings",
 )  # fmt: skip
-_PER_LAYER = ("mlp_layer_types", "indexer_types")
+_PER_LAYER = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
+#: Keys of the schedule of indexers, which readers compute with: null is no default.
+_SCHEDULE = ("index_topk_freq", "index_skip_topk_offset")
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -60,13 +72,13 @@ def read_config(directory: Path, *, counts: bool = True, error: type[Glm5Error] 
 
     Raises:
         ConfigError: no such directory or file, or a value that `check_counts` refuses. error: not valid JSON.
+        CheckpointError: weights in a format that is not read here.
     """
     path = directory / "config.json"
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such directory", "give the directory of a GLM-5 checkpoint")
-    if not path.exists():
-        raise ConfigError(f"{path}: not found", "give the directory of a GLM-5 checkpoint (it holds config.json)")
+    check_path(directory)
     raw = read_json_object(path, max_bytes=MAX_CONFIG_BYTES, error=error, fix="download the file again")
+    if raw.get("model_type") in SPECS:
+        refuse_other_formats(directory, raw)
     if counts:
         check_counts(flat_keys(raw), path)
     return raw
@@ -132,6 +144,11 @@ def check_counts(raw: dict[str, Any], path: Path) -> None:
         types, layers = raw.get(key), raw.get("num_hidden_layers")
         if types is not None and layers is not None and len(types) != layers:
             raise ConfigError(f"{path}: {key} has {len(types)} entries for {layers} layers", "correct config.json")
+    for key in _SCHEDULE if raw.get("index_topk_pattern") is None else ():
+        if key in raw and (raw[key] is None or (key == "index_topk_freq" and raw[key] < 1)):
+            value, expected = raw[key], "an integer > 0" if key == "index_topk_freq" else "an integer"
+            stands = "null" if value is None else shown(value)
+            raise ConfigError(f"{path}: {key} is {stands}, expected {expected}", "correct or remove the key")
 
 
 def check_architecture(raw: dict[str, Any], path: Path) -> None:
@@ -143,9 +160,8 @@ def check_architecture(raw: dict[str, Any], path: Path) -> None:
         model_type if isinstance(model_type, str) else "", "only GLM-5, 5.1, 5.2 and 5.3 have it"
     )
     expected = " or ".join(map(repr, SPECS))
-    raise ConfigError(
-        f"{path}: model_type is {shown(model_type)}, expected {expected} ({why})", "give a GLM-5 checkpoint"
-    )
+    tip = _WAY_OUT.get(model_type if isinstance(model_type, str) else "", "give a GLM-5 checkpoint")
+    raise ConfigError(f"{path}: model_type is {shown(model_type)}, expected {expected} ({why})", tip)
 
 
 def _rope_theta(raw: dict[str, Any], path: Path) -> float:
@@ -153,8 +169,9 @@ def _rope_theta(raw: dict[str, Any], path: Path) -> float:
     rope_type = rope.get("rope_type", "default")
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if rope_type != "default":
+        yarn = ": YaRN stretches the context of other models, GLM-5 has 200k or 1M without it"
         message = f"{path}: rope_type {shown(rope_type)} is not supported, GLM-5 uses 'default'"
-        raise ConfigError(message, "correct config.json")
+        raise ConfigError(message + yarn * (rope_type == "yarn"), "use the config.json of the original checkpoint")
     if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
         # A wrong theta gives fluent text from the wrong model, so there is no default.
         raise ConfigError(
@@ -229,14 +246,28 @@ def indexer_schedule(raw: dict[str, Any], layers: int) -> list[bool]:
     return [max(i - offset + 1, 0) % freq == 0 for i in range(layers)]
 
 
+def schedule_keys(raw: dict[str, Any]) -> str:
+    """The keys that `indexer_schedule` computes with, as they stand in config.json: "index_topk_freq 4 and ..."."""
+    keys = ("index_topk_pattern",) if raw.get("index_topk_pattern") is not None else _SCHEDULE
+    return " and ".join(f"{key} {shown(raw[key])}" for key in keys if raw.get(key) is not None)
+
+
 def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
     """Return 'full' or 'shared' per main layer; a shared one uses the positions of an earlier layer's indexer."""
-    types = raw.get("indexer_types")
-    pattern = raw.get("index_topk_pattern")
-    if types is None and pattern is not None:
-        types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    types, pattern = raw.get("indexer_types"), raw.get("index_topk_pattern")
+    if pattern is not None and set(pattern) - set("FS"):
+        raise ConfigError(
+            f"{path}: index_topk_pattern is {shown(pattern)}: only the letters F (own indexer) and S (shared) count",
+            "use the config.json of the original checkpoint",
+        )
+    computes = indexer_schedule(raw, layers)
+    if not computes[0]:
+        raise ConfigError(
+            f"{path}: {schedule_keys(raw)}: the first layer would share an earlier indexer, and there is none",
+            "use the config.json of the original checkpoint (GLM-5.2 has index_skip_topk_offset 3)",
+        )
     if types is None:
-        types = ["full" if computes else "shared" for computes in indexer_schedule(raw, layers)]
+        types = ["full" if computed else "shared" for computed in computes]
     if len(types) != layers or any(kind not in ("full", "shared") for kind in types):
         raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
     if types[0] == "shared":

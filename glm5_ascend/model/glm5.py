@@ -175,4 +175,8 @@ GLM5 = ModelSpec(
     # vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`: the second is taken for the
     # type of the first.
     query_projections=("self_attn.q_a_proj", "self_attn.q_b_proj"),
+    other_names=(
+        # transformers 5.1 had no module `indexer`.
+        (r"\.self_attn\.(wq_b|wk|weights_proj|k_norm)\.", r".self_attn.indexer.\1."),
+    ),
 )

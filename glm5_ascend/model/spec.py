@@ -186,6 +186,9 @@ class ModelSpec:
         fused: linears of a layer that vLLM fuses into one module; all of a group must have one type.
         down_projections: group of `fused` that reads the attention's normalised input: one static input scale.
         query_projections: two linears that one operator takes; both must be FLOAT or neither.
+        other_names: pairs (regular expression, replacement) that turn names of other writers into the hub's.
+        fused_experts: tensors of transformers that hold a linear of all experts, [experts, rows, columns], and the
+            linears in each, one behind the other.
     """
 
     model_type: str
@@ -231,6 +234,11 @@ class ModelSpec:
     processor_files: tuple[str, ...] = ()
     token_keys: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    router: str = "mlp.gate"
+    other_names: tuple[tuple[str, str], ...] = ()
+    fused_experts: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    )
 
     @property
     def expert_projections(self) -> tuple[str, ...]:

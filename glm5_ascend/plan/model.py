@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
-from glm5_ascend.errors import CheckpointError, PlanError, shown
+from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.files.resources import near
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config, parse_config
+from glm5_ascend.model.config_file import load_config, parse_config, read_config
 from glm5_ascend.model.spec import Linear, Weight
 from glm5_ascend.plan.data_files import Cache, Keys, data_file
 
 if TYPE_CHECKING:
-    from glm5_ascend.checkpoint.index import CheckpointDir
+    from glm5_ascend.checkpoint.source import SourceCheckpoint
 
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 #: Entry of a layer with INT8 indexer keys in the description.
@@ -136,13 +137,18 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     Raises:
         ConfigError, CheckpointError: a missing or contradictory value, with its file.
     """
-    from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a plan by name does not need
+    # They import torch, which a plan by name does not need.
+    from glm5_ascend.checkpoint.index import CheckpointDir
+    from glm5_ascend.checkpoint.source import SourceCheckpoint
 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
     config.require("plan")
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
-    files = CheckpointDir(directory)
-    types = _described_types(description, path, config) if path.exists() else _stored_types(files, config)
+    source = None if path.exists() else SourceCheckpoint(directory)
+    if source is None:
+        require_sound_config(directory, read_config(directory))
+    files = CheckpointDir(directory) if source is None else source.files
+    types = _described_types(description, path, config) if source is None else _stored_types(source)
     quantization = str(description.get("model_quant_type", "mixed")) if path.exists() else "fp8"
     if set(types.values()) == {FLOAT}:
         quantization = "bf16"
@@ -176,19 +182,12 @@ def _described_types(description: Mapping[str, object], path: Path, config: Mode
     return types
 
 
-def _stored_types(files: CheckpointDir, config: ModelConfig) -> dict[str, str]:
+def _stored_types(source: SourceCheckpoint) -> dict[str, str]:
     """Types by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
-    if config.quant_method != "fp8":
-        raise CheckpointError(
-            f"{files.directory / 'config.json'}: unsupported quant_method {shown(config.quant_method)}",
-            "plan by name: --model glm-5 --quant w4a8",
-        )
-    types = {}
-    for prefix, part in _linears(config):
-        entry = files.entries.get(f"{prefix}{part.name}.weight")
-        fp8 = entry is not None and entry.dtype.is_floating_point and entry.dtype.itemsize == 1
-        types[prefix + part.name] = W8A8_DYNAMIC if fp8 else FLOAT
-    return types
+    return {
+        prefix + part.name: W8A8_DYNAMIC if source.entry(f"{prefix}{part.name}.weight").dtype.itemsize == 1 else FLOAT
+        for prefix, part in _linears(source.config)
+    }
 
 
 def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:

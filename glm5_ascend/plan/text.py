@@ -45,7 +45,7 @@ def show(plan: Plan, console: Console) -> None:
         show_rows(table(plan), console, right=(1, 2, 3))
         console.print()
     for line in plan.commands.lines:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     if plan.commands.lines:
         console.print()
     show_rows(([line] for line in basis_lines(plan)), console)

@@ -27,6 +27,7 @@ class QuantizeReport:
         result: of a run by this package; None for a dry run and for msModelSlim.
         out: the finished checkpoint; None for a dry run.
         moved_aside: new path of the files that another program has put at `out` meanwhile, with msModelSlim.
+        notes, warnings: what the user should know about this job; warnings name input that has no effect.
         problem: why the run would fail; set by a dry run only, a run raises it.
     """
 
@@ -37,6 +38,8 @@ class QuantizeReport:
     prediction: RunPrediction | None = None
     result: QuantizeResult | None = None
     moved_aside: Path | None = None
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     problem: Glm5Error | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,6 +47,7 @@ class QuantizeReport:
         rows = [{"modules": kind, "type": scheme, "count": n, "bytes": nbytes} for kind, scheme, n, nbytes in self.plan]
         value: dict[str, Any] = {
             "dry_run": self.out is None, "recipe": self.recipe, "output_bytes": self.output_bytes, "plan": rows,
+            "notes": self.notes, "warnings": self.warnings,
         }  # fmt: skip
         if self.prediction is not None:
             value["prediction"] = asdict(self.prediction)
@@ -66,7 +70,9 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
     if options.on_plan is not None:
         options.on_plan(prepared)
     report = QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary())
+    report.notes, report.warnings = prepared.notes, prepared.warnings
     if options.dry_run:
+        calibration_of(prepared)  # what a run would refuse
         report.prediction = predict(prepared)
         try:
             check_space(prepared)  # last: a prediction is most useful where the disk is too small

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import check_free_space
@@ -22,8 +23,8 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import require_kernels
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
+from glm5_ascend.quantize.selector import without_effect
 from glm5_ascend.quantize.sizes import parse_size
-from glm5_ascend.quantize.source_check import check_source
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class PreparedJob:
     device: torch.device
     calibration_file: Path | None
     notes: list[str]  # for the screen and the provenance
+    warnings: list[str]  # the same: input that has no effect
     replaced: Stamps  # files in OUT that `--overwrite` may remove, as they were when they were checked
 
 
@@ -74,7 +76,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     dataset, note = (None, "") if plan.last_calibrated_layer < 0 else calibration_text(recipe, options.calib)
     return PreparedJob(
         options, out, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,
-        dataset, _notes(plan, note, device), replaced,
+        dataset, _notes(plan, note, device), _warnings(plan, options), replaced,
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def check_space(prepared: PreparedJob) -> None:
     options = prepared.options
     needed = prepared.output_bytes + disk_bytes(prepared.plan, options.samples * options.seq_len)
     allocated = sum(path.lstat().st_blocks * 512 for path in run_dir_of(prepared.out).rglob("*"))  # by a stopped run
-    check_free_space(prepared.out.resolve().parent, needed - allocated)
+    check_free_space(Path(os.path.realpath(prepared.out)).parent, needed - allocated)
 
 
 def predict(prepared: PreparedJob) -> RunPrediction:
@@ -113,12 +115,22 @@ def calibration_of(prepared: PreparedJob) -> CalibrationSet | None:
     )
 
 
+def _warnings(plan: QuantizationPlan, options: QuantizeOptions) -> list[str]:
+    warnings = [f"recipe: {sentence}" for sentence in without_effect(plan.recipe, plan.config)]
+    if options.calib is not None and plan.last_calibrated_layer < 0:
+        warnings.append(f"--calib {options.calib}: not read, because this recipe decides nothing by calibration text")
+    return warnings
+
+
 def _notes(plan: QuantizationPlan, of_dataset: str, device: torch.device) -> list[str]:
     source, notes = plan.source, []
     if plan.recipe.spec.fallback is not None:
         notes.append("the recipe's rules for fall-backs were not applied: quantize with what analyze --out writes")
     if device.type != "cpu":
         notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
+    if source.renamed:
+        name, stored = next(iter(source.renamed.items()))
+        notes.append(f"{len(source.renamed)} weights are read under other names, such as {stored} for {name}")
     if source.unlisted:
         notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
     return notes + [of_dataset] * bool(of_dataset)

@@ -13,8 +13,10 @@ from glm5_ascend.quantize.progress import Progress, silent
 CALIBRATION, RUN = "Calibration", "Run"
 #: Options that `analyze` shares with `quantize`.
 SOURCE = Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")
-RECIPE = Option("Shipped recipe, or a YAML file.", "NAME")
-CALIB = Option("Calibration text, .jsonl or .txt.", "FILE", default_text="the recipe's", panel=CALIBRATION)
+RECIPE = Option("Shipped recipe (w4a8, w8a8, w4a8-best, glm-5.3-w4a8, glm-5.3-w4a8c8, ...), or a YAML file.", "NAME")
+CALIB = Option(
+    "Texts or chats: .jsonl, .json, .csv or .txt, also .gz.", "FILE", default_text="the recipe's", panel=CALIBRATION
+)
 SAMPLES = Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)
 SEQ_LEN = Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)
 

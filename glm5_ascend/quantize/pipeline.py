@@ -12,14 +12,22 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.output import copy_serving_files, file_stamps, publish, run_dir_of
+from glm5_ascend.checkpoint.output import (
+    PROVENANCE_NAME,
+    copy_serving_files,
+    file_facts,
+    file_stamps,
+    publish,
+    run_dir_of,
+)
 from glm5_ascend.checkpoint.types import GIB, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter, write_json
-from glm5_ascend.files.written import copy_file
+from glm5_ascend.files.written import copy_file, write_file
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.estimate.time import source_bytes
 from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space
+from glm5_ascend.quantize.model_card import CARD, CONFIGURATION, card_files
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, inputs, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
@@ -132,5 +140,19 @@ def _work(
     copy_file(prepared.recipe_path, checkpoint / RECIPE_NAME)
     write_json(checkpoint / schemes.DESCRIPTION_NAME, prepared.plan.description())
     check_only_known_files(checkpoint, files)
-    write_provenance(checkpoint, provenance(job_inputs, prepared.notes, layers), files)
+    _describe(prepared, checkpoint, provenance(job_inputs, [*prepared.notes, *prepared.warnings], layers), files)
     return layers
+
+
+def _describe(prepared: PreparedJob, checkpoint: Path, content: dict[str, Any], files: list[str]) -> None:
+    """Write the model card, and last of all the provenance with the hash of every file."""
+    others = [name for name in files if name not in (PROVENANCE_NAME, CARD, CONFIGURATION)]
+    outputs = file_facts(checkpoint, others)
+    for name, text in card_files(prepared.plan, content, outputs).items():
+        path = checkpoint / name
+        if path.exists() and path.read_bytes() != text.encode():  # ours of a stopped run is the same
+            raise UnexpectedFileError(
+                f"{path}: not written by this run", "move it away, then run the same command again"
+            )
+        write_file(path, text)
+    write_provenance(checkpoint, content, files, outputs | file_facts(checkpoint, [CARD, CONFIGURATION]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import sys
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 import glm5_ascend
-from glm5_ascend.checkpoint.output import PROVENANCE_NAME, file_facts, sha256
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME, sha256
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.writer import write_json
+from glm5_ascend.errors import printable
 from glm5_ascend.model.device import cpu_facts
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -62,16 +64,16 @@ def inputs(
         },
         "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
         "seed": options.seed,
-        "recipe": {"name": options.recipe, "sha256": sha256(recipe_path)},
+        "recipe": {"name": printable(options.recipe), "sha256": sha256(recipe_path)},
         "source": {
-            "path": str(options.source),
+            "path": printable(str(options.source)),
             "config_sha256": sha256(source.directory / "config.json"),
             "shards": shard_facts(source),
         },
         "calibration": None
         if calibration is None
         else {
-            "file": calibration.path.name,
+            "file": printable(calibration.path.name),
             "sha256": sha256(calibration.path),
             "sequences": len(calibration.sequences),
             "tokens": calibration.tokens,
@@ -82,7 +84,7 @@ def inputs(
 
 def identity(job_inputs: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
     """Identity of a run, which a resumed run must share: the output's `inputs`, and no shard touched since."""
-    resolved = job_inputs["source"] | {"path": str(source.directory.resolve())}
+    resolved = job_inputs["source"] | {"path": printable(os.path.realpath(source.directory))}
     stamps = {name: shard.path.stat().st_mtime_ns for name, shard in sorted(source.files.shards.items())}
     return {**job_inputs, "source": resolved, "modification times of the source": stamps}
 
@@ -98,9 +100,8 @@ def provenance(job_inputs: dict[str, Any], notes: list[str], layers: list[Quanti
     }
 
 
-def write_provenance(directory: Path, content: dict[str, Any], files: list[str]) -> None:
-    """Write the provenance file, last of all: it holds the hash of every other one, which `verify` checks."""
-    outputs = file_facts(directory, [name for name in files if name != PROVENANCE_NAME])
+def write_provenance(directory: Path, content: dict[str, Any], files: list[str], outputs: dict[str, Any]) -> None:
+    """Write the provenance file, last of all; `outputs`: size and hash of every other file, which `verify` compares."""
     write_json(directory / PROVENANCE_NAME, content | {"files": files, "outputs": outputs})
 
 
@@ -108,5 +109,5 @@ def _command_line() -> str:
     """Return the command line of this process; in another program the name of the function that it called."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     if program in ("glm5-ascend", "__main__.py", "-m"):
-        return shlex.join(["glm5-ascend", *sys.argv[1:]])
+        return printable(shlex.join(["glm5-ascend", *sys.argv[1:]]))
     return "glm5_ascend.quantize.quantize"

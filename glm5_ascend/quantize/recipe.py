@@ -20,6 +20,8 @@ from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
 
 RECIPE_DIR = "data/quant_recipes"
+#: Other names of shipped recipes: GLM-5.3 has GLM-5.2's structure, and people look for its own name.
+ALIASES = {"glm-5.3-w4a8": "glm-5.2-w4a8", "glm-5.3-w4a8c8": "glm-5.2-w4a8c8"}
 
 
 class _RecipePart(BaseModel):
@@ -147,6 +149,7 @@ class FallbackRules(_RecipePart):
 
 class Spec(_RecipePart):
     process: tuple[Step, ...]
+    runner: str | None = None  # msModelSlim's order of work: here layers are always quantized one by one
     fallback: FallbackRules | None = None
     dataset: str = "default"
     save: tuple[Saver, ...] = (Saver(type="ascendv1_saver"),)
@@ -188,12 +191,12 @@ class Recipe(_RecipePart):
 
 
 def find_recipe(name: str) -> Path:
-    """A shipped recipe by name (`w4a8`), or a path to a YAML file."""
+    """A shipped recipe by name (`w4a8`) or another name of it, or a path to a YAML file."""
     shipped = data_dir(RECIPE_DIR)
-    for path in (Path(name), shipped / f"{name}.yaml"):
+    for path in (Path(name), shipped / f"{ALIASES.get(name, name)}.yaml"):
         if os.path.isfile(path):  # also of a name that is too long for one
             return path
-    names = sorted(p.stem for p in shipped.glob("*.yaml"))
+    names = sorted([*(p.stem for p in shipped.glob("*.yaml")), *ALIASES])
     raise RecipeError(
         f"recipe {shown(name, 200)}: no such file and no shipped recipe of this name",
         near(name[:200], names, "shipped recipes"),

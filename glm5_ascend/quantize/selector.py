@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.recipe import Fa3Quant, Group, Quarot, Recipe, Selection
+from glm5_ascend.model.spec import Linear
+from glm5_ascend.quantize.recipe import Fa3Quant, Group, LinearQuant, Quarot, Recipe, Selection
 
 
 def symbols(config: ModelConfig) -> dict[str, list[int]]:
@@ -28,6 +29,7 @@ class Selector:
         self.numbers = symbols(config)
         self.include = self._compile(selection.include)
         self.exclude = self._compile(selection.exclude)
+        self.selection = selection
 
     def _compile(self, patterns: Iterable[str]) -> re.Pattern[str]:
         return re.compile("|".join(self._regex(p) for p in patterns) or r"(?!)")
@@ -47,6 +49,52 @@ class Selector:
 
     def __call__(self, module: str) -> bool:
         return bool(self.include.match(module)) and not self.exclude.match(module)
+
+    def unmatched(self, modules: Iterable[str]) -> list[str]:
+        """Patterns that match none of these names, without those of a kind of layer that the model does not have."""
+        patterns = [
+            pattern
+            for pattern in (*self.selection.include, *self.selection.exclude)
+            if all(self.numbers[symbol] for symbol in re.findall(r"\{(\w+)\}", pattern))
+        ]
+        compiled = {pattern: self._compile([pattern]) for pattern in patterns}
+        names = tuple(modules)
+        return [pattern for pattern, regex in compiled.items() if not any(map(regex.match, names))]
+
+
+def without_effect(recipe: Recipe, config: ModelConfig) -> list[str]:
+    """One sentence for each pattern of a recipe that matches no module, and for each step that selects nothing."""
+    weights = [(prefix + weight.name, weight) for prefix, weight in config.all_weights()]
+    parents = {name.rpartition(".")[0] for name, _ in weights}
+    modules = {name for name, _ in weights} | parents | {name.rpartition(".")[0] for name in parents}
+    linears = [name for name, weight in weights if isinstance(weight, Linear)]
+    indexers = [
+        config.spec.layer_prefix(layer) + config.spec.indexer
+        for layer in range(config.num_layers_with_mtp)
+        if config.has_indexer(layer)
+    ]
+    sentences = []
+    if recipe.spec.runner is not None:
+        sentences.append(f"runner {recipe.spec.runner!r:.40} has no effect: layers are always quantized one by one")
+    for process in recipe.spec.process:
+        for step in process.configs if isinstance(process, Group) else (process,):
+            if isinstance(step, Quarot):
+                continue
+            selects = Selector(step, config)
+            if lost := selects.unmatched(modules):
+                sentences.append(
+                    f"step {step.type}: {', '.join(map(repr, lost))} matches no module of this model: no effect"
+                )
+            if isinstance(step, Fa3Quant) and not any(map(selects, indexers)):
+                sentences.append(
+                    f"step {step.type} (include {list(step.include)}) selects no indexer: no INT8 cache comes from it; "
+                    "INT8 latents are a switch of the engine (additional_config enable_sparse_sfa_c8)"
+                )
+            elif isinstance(step, LinearQuant) and not any(map(selects, linears)):
+                sentences.append(
+                    f"step {step.type} (include {list(step.include)}) selects no linear: it quantizes nothing"
+                )
+    return sentences
 
 
 _LITERAL = re.compile(r"model\.layers\.(\d+)")

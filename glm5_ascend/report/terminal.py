@@ -13,17 +13,23 @@ GAP = 2
 STYLES = {"ok": "green", "info": "", "warning": "yellow", "problem": "red"}
 
 
+def text_console(stderr: bool = False) -> Console:
+    """A console on which text is text: brackets, `:codes:` and numbers in names of strangers mean nothing."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 def show(rows: Iterable[Sequence[str | Text]], console: Console | None = None, right: Collection[int] = ()) -> None:
     """Print rows of cells; the last column wraps. Where a word is wider than the console, lines get longer.
 
     Args:
         right: columns that are aligned right.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or text_console()
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     if not cells:
         return

@@ -53,6 +53,7 @@ def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report
     except OSError as error:  # of a failing disk; it does not always say which file
         where = Path(error.filename).name if error.filename else "a recorded file"
         report.error("shard.damaged", f"cannot be read: {error.strerror}", file=where, fix="copy the checkpoint again")
+    changed.pop("README.md", None)  # the model card is there to be edited
     for name, problem in sorted(changed.items()):
         say = report.error if name in _COMPUTED_WITH or name.endswith((".safetensors", ".tiktoken")) else report.warning
         fix = "damaged, or edited since it was quantized: copy it again, or quantize again"

@@ -5,6 +5,7 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from glm5_ascend.checkpoint.checks.config_keys import check_config
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
+from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config, read_config
@@ -41,12 +44,15 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
     raw = read_config(directory)
     checkpoint = LoadedCheckpoint(directory, config, flat_keys(completed(raw)))
     report.file_of = checkpoint.file_of
-    check_config(raw, report)
+    quantized = os.path.lexists(directory / DESCRIPTION_NAME)
+    check_config(raw if quantized else served_config(raw), report)
     outside = check_tree(directory, report)
     try:
         checkpoint.description = _spelled_keys(checkpoint.read_json(DESCRIPTION_NAME), config, report)
     except CheckpointError as error:
         report.error("description.unreadable", error.message, file=DESCRIPTION_NAME, fix=_WITHOUT)
+        if not quantized:
+            _check_source(directory, report)
     _open_shards(checkpoint, outside, report)
     report.tensors = len(checkpoint.entries)
     report.bytes = sum(entry.end - entry.start for entry in checkpoint.entries.values())
@@ -63,6 +69,14 @@ def _spelled_keys(description: dict[str, object], config: ModelConfig, report: R
             )
         out[name] = value
     return out
+
+
+def _check_source(directory: Path, report: Report) -> None:
+    """Report why a checkpoint without a description is no source of a quantization either."""
+    try:
+        SourceCheckpoint(directory)
+    except CheckpointError as error:
+        report.error("checkpoint.source", error.message, file=DESCRIPTION_NAME, fix=error.tip)
 
 
 def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.checkpoint import records as record_files
 from glm5_ascend.checkpoint import texts
-from glm5_ascend.checkpoint.texts import encoded_records, pieces, read_records
+from glm5_ascend.checkpoint.records import read_records
+from glm5_ascend.checkpoint.texts import encoded_records, pieces
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
@@ -48,7 +50,7 @@ def test_a_long_text_gives_the_same_tokens(tmp_path: Path) -> None:
 
 
 def test_too_long_a_line_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MAX_RECORD", 100)
+    monkeypatch.setattr(record_files, "MAX_RECORD", 100)
     (tmp_path / "a.jsonl").write_text('"ok"\n"' + "x" * 200 + '"\n')
     with pytest.raises(TextError, match=r"a\.jsonl:2: longer than 100"):
         list(read_records(tmp_path / "a.jsonl"))

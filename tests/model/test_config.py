@@ -63,6 +63,13 @@ def test_impossible_value(key: str) -> None:
         ("index_topk_freq", "4"),
         ("index_skip_topk_offset", 2.5),
         ("index_topk_pattern", 7),
+        ("index_topk_pattern", "FF"),
+        ("index_topk_pattern", "SFF"),
+        ("index_topk_pattern", "ffs"),
+        ("index_topk_freq", None),
+        ("index_topk_freq", 0),
+        ("index_topk_freq", -4),
+        ("index_skip_topk_offset", None),
         ("quantization_config", "fp8"),
         ("text_config", []),
         ("scoring_func", "softmax"),
@@ -102,7 +109,7 @@ def test_missing_directory_and_file(tmp_path: Path) -> None:
         load_config(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"config\.json: not found"):
         load_config(tmp_path)
-    with pytest.raises(ConfigError, match="no such directory"):
+    with pytest.raises(ConfigError, match="a file, not a directory"):
         load_config(Path(__file__))
 
 
@@ -130,6 +137,27 @@ def test_indexer_schedule_of_glm_5_2() -> None:
     assert schedule(index_topk_freq=4, index_skip_topk_offset=3, indexer_types=types) == expected
     pattern = "".join("F" if i in full else "S" for i in range(78))
     assert schedule(index_topk_pattern=pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 0}, "index_topk_freq 4 and index_skip_topk_offset 0"),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 0}, "index_topk_freq 2 and index_skip_topk_offset 0"),
+        ({"index_topk_pattern": "SFF"}, "index_topk_pattern 'SFF'"),
+        ({"index_topk_pattern": "SFF", "indexer_types": ["full"] * 3}, "index_topk_pattern 'SFF'"),
+    ],
+)
+def test_the_first_layer_shares_nothing(keys: dict[str, Any], named: str) -> None:
+    """The key that stands in the file is named, and not another one (transformers issue 48764)."""
+    message = refused(named, tiny_config() | keys)
+    assert "first layer" in message and ("indexer_types" in keys or "indexer_types" not in message)
+
+
+def test_a_pattern_decides_alone() -> None:
+    """null beside a pattern is read by nobody."""
+    keys = {"index_topk_freq": None, "index_skip_topk_offset": None, "index_topk_pattern": "FSF"}
+    assert parse_config(tiny_config() | keys, PATH).indexer_types == ("full", "shared", "full")
 
 
 def test_default_offset_is_two() -> None:

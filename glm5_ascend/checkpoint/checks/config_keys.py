@@ -7,12 +7,13 @@ Read: vLLM 0.32 `deepseek_v2.py` and `transformers_utils/config.py`, transformer
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.model.config import SPECS
-from glm5_ascend.model.config_file import indexer_schedule
+from glm5_ascend.model.config_file import indexer_schedule, schedule_keys
 from glm5_ascend.model.config_reader import completed, flat_keys
 from glm5_ascend.model.spec import ModelSpec
 
@@ -51,6 +52,13 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
     _check_rope(keys, report)
     _check_end_tokens(keys, spec, report)
     _check_indexer_schedule(keys, report)
+
+
+def require_sound_config(directory: Path, raw: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` for the first error of `check_config`; `raw` has passed `parse_config`."""
+    report = Report(directory)
+    check_config(raw, report)
+    report.raise_first_error(CONFIG)
 
 
 def _error(report: Report, key: str, message: str, fix: str = "remove the key") -> None:
@@ -108,8 +116,10 @@ def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> N
 
 def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
     rope = raw.get("rope_parameters") or {}
-    if raw.get("rope_scaling") is not None:
-        why = "rope_scaling is present: transformers puts it in the place of rope_parameters"
+    if (scaling := raw.get("rope_scaling")) is not None:
+        kind = (scaling.get("rope_type") or scaling.get("type")) if isinstance(scaling, dict) else None
+        named = f" ({'YaRN' if kind == 'yarn' else repr(kind)[:40]})" if kind else ""
+        why = f"rope_scaling is present{named}: transformers puts it in the place of rope_parameters"
         _error(report, "rope_scaling", why)
     top, inner = raw.get("rope_theta"), rope.get("rope_theta")
     if top is not None and inner is not None and top != inner:
@@ -170,4 +180,13 @@ def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
             "index_topk_pattern) let them compute: their indexers would stay uninitialised",
             file=CONFIG,
             fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
+        )
+    skipped = [i for i, kind in enumerate(types) if kind == "full" and not computes[i]]
+    if skipped:
+        report.error(
+            "config.indexer_schedule",
+            f"layers {skipped[:8]} are 'full' in indexer_types, but by {schedule_keys(dict(raw))} they skip their own "
+            "indexer: vLLM reads these keys",
+            file=CONFIG,
+            fix="restore indexer_types, index_topk_freq and index_skip_topk_offset from the source's config.json",
         )

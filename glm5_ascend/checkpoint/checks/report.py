@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckpointError, printable
 
 SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
@@ -112,6 +112,15 @@ class Report:
         if file:  # readers of a file put its path in front; the finding names it already
             message = message.removeprefix(f"{self.directory / file}: ")
         self.findings.append(CheckpointFinding(id, level, message, tensor, file, fix))
+
+    def raise_first_error(self, default_file: str) -> None:
+        """Raise `CheckpointError` for the first error; `default_file` is the file of an error that names none."""
+        errors = [finding for finding in self.findings if finding.level == "error"]
+        if errors:
+            more = f" ({len(errors) - 1} more: glm5-ascend verify names them)" if len(errors) > 1 else ""
+            file = errors[0].file or default_file
+            fix = errors[0].fix if file == default_file else "correct it, or download this file again"
+            raise CheckpointError(f"{self.directory / file}: {errors[0].message}{more}", fix)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data of `--json`: strings, numbers, lists and dictionaries only."""

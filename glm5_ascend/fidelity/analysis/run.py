@@ -26,6 +26,7 @@ from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.source_weights import FloatWeights
+from glm5_ascend.quantize.selector import without_effect
 from glm5_ascend.quantize.workers import Workers
 
 
@@ -58,7 +59,7 @@ def prepare(options: AnalyzeOptions) -> Analysis:
     source.config.require("analyze")
     plan = QuantizationPlan(source, recipe)
     text, note = calibration_text(recipe, options.calib)
-    notes = [note] * bool(note)
+    notes = [note] * bool(note) + [f"recipe: {sentence}" for sentence in without_effect(recipe, source.config)]
     calibration = load_calibration(
         text, Path(options.source), source.config.vocab_size, options.samples, options.seq_len
     )

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from glm5_ascend.checkpoint.texts import read_records
+from glm5_ascend.checkpoint.records import read_records
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import CHANGE, LENGTH, SHARE, Metric, mean_metric

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ _MEANING = {
     "fair": "Usable, test it on your tasks",
     "poor": "Far from the reference",
 }
+#: Figures of a model card.
+_ON_CARD = ("kl_mean", "top1_agreement", "flip_rate", "nll_source", "nll_quantized", "draft_quantized")
 #: Figures of a task or a length that the terminal shows; --json has all.
 _SHOWN_BY_TASK = (
     "kl_mean", "flip_rate", "nll_delta", "indexer_overlap", "needles_source", "needles_kept", "length_inflation",
@@ -53,6 +56,15 @@ class EvaluationReport:
     def tokens(self) -> int:
         """Positions with a prediction."""
         return self.windows * max(0, self.window - 1)
+
+    def card_figures(self, text: Path | None) -> tuple[list[tuple[str, str]], str]:
+        """Figures for a model card, and a sentence on the text that they were measured on."""
+        name = "Python's documentation" if text is None else text.name
+        rows = [(row.label, f"{row.text} {row.interval_text}".strip()) for row in self.rows if row.name in _ON_CARD]
+        return rows, (
+            f"Against its source, {self.tokens} positions of {name} in windows of {self.window} tokens, teacher-forced "
+            "on a CPU by `glm5-ascend eval`; in brackets: 95 % intervals."
+        )
 
     def grades(self) -> list[GradedMetric]:
         """All graded figures: of the whole text, then of each task and each length."""

@@ -16,12 +16,13 @@ from typing import Protocol
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
-from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.config_file import load_config, read_config
 from glm5_kernels import ops
 
 #: Rows of the embedding or the head that are in memory at a time.
@@ -85,6 +86,8 @@ class StoredModel:
         self.config.require("eval")
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
+        if self.description:
+            require_sound_config(directory, read_config(directory))
         self.quantized = CheckpointDir(directory, self.config.spec.spelled) if self.description else None
         self.files: Tensors = self.quantized or SourceCheckpoint(directory)
 

@@ -12,6 +12,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, exclusive, serving_files
 from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import PARTIAL, disk_error, make_folder
+from glm5_ascend.quantize.model_card import CARD, CONFIGURATION
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.provenance import RECIPE_NAME
 from glm5_ascend.quantize.run.store import ROTATION_FILE
@@ -65,7 +66,7 @@ def clear(path: Path) -> None:
 def output_files(plan: QuantizationPlan, shards: Collection[str]) -> list[str]:
     """Names of all files of the finished checkpoint; `shards` are those of the tensors, with their index."""
     rotation = [ROTATION_FILE] if plan.recipe.rotates else []
-    written = [schemes.DESCRIPTION_NAME, RECIPE_NAME, PROVENANCE_NAME]
+    written = [schemes.DESCRIPTION_NAME, RECIPE_NAME, PROVENANCE_NAME, CARD, CONFIGURATION]
     return sorted({*shards, *rotation, *written, *serving_files(plan.source.directory)})
 
 

@@ -165,7 +165,7 @@ def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> P
     from safetensors.torch import save_file
 
     checkpoint = _source(model, source)
-    if any(entry.dtype is torch.float8_e4m3fn for entry in checkpoint.files.entries.values()):
+    if checkpoint.is_fp8:
         raise CheckpointError(
             f"{checkpoint.directory}: FP8", "train from the bf16 checkpoint, trained weights are bf16"
         )

@@ -6,14 +6,16 @@ from glm5_ascend.checkpoint.checks.config_keys import CONFIG, check_config
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, check_stated_dtype
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.text_files import check_text_files
+from glm5_ascend.checkpoint.names import FOREIGN_PARTS
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.config_reader import flat_keys
 
-#: Ends of the names of tensors that public checkpoints carry and no engine reads: buffers computed from config.json.
-UNUSED = (".rotary_emb.inv_freq",)
+#: Ends of the names of tensors that public checkpoints carry and that are no weights: buffers computed from
+#: config.json; scales of an FP8 engine's activations and caches.
+UNUSED = (".rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale")
 _SHOWN = 3
 
 
@@ -25,19 +27,21 @@ def check_source(source: SourceCheckpoint) -> None:
             tensors that no module of the model reads.
     """
     _check_texts(source)
-    config = source.config
-    names = {prefix + part.tensor_name for prefix, part in config.all_weights()}
-    unused = config.absent_indexers
+    unused = source.config.absent_indexers
     unknown = sorted(
         name
-        for name in source.files.entries
-        if name.removesuffix("_scale_inv") not in names and not name.endswith(UNUSED) and not name.startswith(unused)
+        for name in source.files.entries.keys() - source.used
+        if not name.endswith(UNUSED) and not source.hub_name(name).startswith(unused)
     )
     if unknown:
         shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
+        by = next((by for name in unknown for end, by in FOREIGN_PARTS.items() if name.endswith(end)), "")
         raise CheckpointError(
-            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {shown:.300}",
-            "they would be lost: correct config.json, or download the checkpoint again",
+            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {shown:.300}"
+            + (f" ({by})" if by else ""),
+            "merge the adapter first (PEFT: merge_and_unload)"
+            if "LoRA" in by
+            else "they would be lost: correct config.json, or download the checkpoint again",
         )
 
 
@@ -49,9 +53,4 @@ def _check_texts(source: SourceCheckpoint) -> None:
     checkpoint = LoadedCheckpoint(source.directory, source.config, flat_keys(raw), entries=source.files.entries)
     check_stated_dtype(checkpoint, report)
     check_text_files(checkpoint, report)
-    errors = [finding for finding in report.findings if finding.level == "error"]
-    if errors:
-        more = f" ({len(errors) - 1} more: glm5-ascend verify names them)" if len(errors) > 1 else ""
-        file = errors[0].file or CONFIG
-        fix = errors[0].fix if file == CONFIG else "correct it, or download this file again"
-        raise CheckpointError(f"{source.directory / file}: {errors[0].message}{more}", fix)
+    report.raise_first_error(CONFIG)

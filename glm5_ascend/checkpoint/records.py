@@ -1,0 +1,170 @@
+"""Records of a text file: .jsonl, .json, .csv, .tsv or .txt, also compressed by gzip. Other formats are named."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+from glm5_ascend.errors import TextError
+from glm5_ascend.files.untrusted import open_regular, parse_json
+
+#: Characters of one line of a .jsonl, or of a whole .json.
+MAX_RECORD = 64 * 1024**2
+#: Names of files that are read, by their end.
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt")
+_SAME = {".ndjson": ".jsonl", ".text": ".txt", ".md": ".txt"}
+_FIX = "give a .jsonl, .json, .csv or .txt file, or one of them with .gz"
+_PANDAS = (
+    """convert it: python -c "import pandas; pandas.{}('{}').to_json('calib.jsonl', orient='records', lines=True)\""""
+)
+_UTF8 = "convert it to UTF-8: iconv -f {} -t UTF-8 FILE > NEW"
+#: First bytes of files that are no text -> (their format, what to do).
+_MAGIC = (
+    (b"PAR1", "Parquet", _PANDAS.format("read_parquet", "FILE")),
+    (b"ARROW1", "an Arrow file", _PANDAS.format("read_feather", "FILE")),
+    (b"\xff\xff\xff\xff", "an Arrow stream", "save it as .jsonl: Dataset.to_json of Hugging Face's datasets"),
+    (b"PK\x03\x04", "a zip archive or an Excel sheet", "unpack it, or save the sheet as .csv"),
+    (b"\xd0\xcf\x11\xe0", "an old Excel or Word file", "save it as .csv or .txt"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it: zstd -d FILE"),
+    (b"BZh", "compressed by bzip2", "unpack it: bunzip2 FILE"),
+    (b"\xfd7zXZ", "compressed by xz", "unpack it: unxz FILE"),
+    (b"SQLite format 3", "a SQLite database", "export the table as .csv"),
+    (b"%PDF", "a PDF file", "give its text as .txt"),
+    (b"\x80\x04", "a pickle", "save it as .jsonl: a pickle is never opened"),
+    (b"\x80\x05", "a pickle", "save it as .jsonl: a pickle is never opened"),
+    (b"\x93NUMPY", "a NumPy array", "give texts, not token ids"),
+    (b"\xff\xfe", "UTF-16 text", _UTF8.format("UTF-16")),
+    (b"\xfe\xff", "UTF-16 text", _UTF8.format("UTF-16")),
+)
+#: The same by the end of the name, where the file does not begin so.
+_SUFFIXES = {
+    ".parquet": _MAGIC[0], ".arrow": _MAGIC[1], ".feather": _MAGIC[1], ".xlsx": _MAGIC[3], ".zip": _MAGIC[3],
+    ".xls": _MAGIC[4], ".zst": _MAGIC[5], ".bz2": _MAGIC[6], ".xz": _MAGIC[7], ".pdf": _MAGIC[9], ".pkl": _MAGIC[10],
+    ".npy": _MAGIC[12], ".pt": (b"", "a pickle of torch", "give texts, not tensors"),
+}  # fmt: skip
+#: Keys of a JSON object around a list of records.
+_AROUND = ("data", "train", "rows", "examples", "instances", "records", "samples", "items", "texts")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
+    """Open a text file, unpacked: its kind (of `KINDS`) and its text; every error while it is read is a TextError."""
+    try:
+        with open_regular(path, TextError, _FIX) as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
+            data = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw))) if packed else raw
+            kind = _kind(path, data.peek(16)[:16])  # type: ignore[attr-defined]
+            with io.TextIOWrapper(data, encoding="utf-8-sig", newline="" if kind in (".csv", ".tsv") else None) as file:
+                yield kind, file
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path}: cannot be read: not UTF-8: {error.reason}", _UTF8.format("GBK")) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TextError(f"{path}: cannot be read: {error}", _FIX) from None
+
+
+def _kind(path: Path, head: bytes) -> str:
+    name = Path(path.stem) if path.suffix.lower() == ".gz" else path
+    suffix = name.suffix.lower()
+    kind = _SAME.get(suffix, suffix)
+    for magic, what, fix in _MAGIC:
+        if head.startswith(magic):
+            raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
+    if suffix in _SUFFIXES:
+        _, what, fix = _SUFFIXES[suffix]
+        raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
+    if b"\0" in head:
+        raise TextError(f"{path}: zero bytes: no text in UTF-8", _UTF8.format("UTF-16"))
+    if kind not in KINDS:
+        raise TextError(
+            f"{path}: a text file must be {', '.join(KINDS)}, or one of them with .gz", "name it so, or convert it"
+        )
+    return kind
+
+
+def read_records(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line, record) of a text file; a .jsonl or .csv is read line by line.
+
+    A .json is a list of records, an object with such a list (`{"data": [...]}`), or JSON lines; a row of a .csv is an
+    object.
+
+    Raises:
+        TextError: unreadable, or a line, or a whole .json or .txt file, of more than `MAX_RECORD` characters.
+    """
+    with opened(path) as (kind, file):
+        if kind == ".jsonl":
+            yield from _lines(path, file)
+        elif kind in (".csv", ".tsv"):
+            yield from _rows(path, file, "\t" if kind == ".tsv" else ",")
+        elif kind == ".txt":
+            yield 1, _whole(path, file)
+        else:
+            yield from _values(path, _whole(path, file))
+
+
+def _whole(path: Path, file: TextIO, before: str = "") -> str:
+    text = before + file.read(MAX_RECORD + 1)
+    if len(text) > MAX_RECORD:
+        raise TextError(
+            f"{path}: longer than {MAX_RECORD} characters", "make it a .jsonl: jq -c '.[]' FILE > calib.jsonl"
+        )
+    return text
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
+    seen = False
+    for number, line in enumerate(iter(lambda: file.readline(MAX_RECORD + 1), ""), start=1):
+        if len(line) > MAX_RECORD:
+            raise TextError(f"{path}:{number}: longer than {MAX_RECORD} characters", "make it several lines")
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            if not seen and line.strip() in ("[", "{"):  # one JSON value over many lines
+                yield from _values(path, _whole(path, file, line))
+                return
+            raise TextError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
+        if not seen and isinstance(record, list):
+            yield from enumerate(record, start=1)
+        else:
+            yield number, record
+        seen = True
+
+
+def _rows(path: Path, file: TextIO, delimiter: str) -> Iterator[tuple[int, Any]]:
+    limit = csv.field_size_limit(MAX_RECORD)
+    try:
+        reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+        for row in reader:
+            yield reader.line_num, {key: value for key, value in row.items() if key and isinstance(value, str)}
+    except csv.Error as error:
+        raise TextError(
+            f"{path}:{reader.line_num}: no valid .csv: {error}", 'quote texts with " and double the quotes inside'
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        lines = text.strip().splitlines()
+        if len(lines) > 1 and lines[0].strip()[-1:] in ("}", "]", '"') and lines[0].strip()[:1] in ("{", '"'):
+            yield from _lines(path, io.StringIO(text))
+            return
+        line = getattr(error, "lineno", 1)
+        raise TextError(f"{path}:{line}: not valid JSON: {error}", "a list of texts") from None
+    if isinstance(value, dict):
+        lists = [key for key in _AROUND if isinstance(value.get(key), list)]
+        value = value[lists[0]] if lists else [value] if value else value
+    if not isinstance(value, list):
+        raise TextError(f"{path}:1: not a list", "a list of texts")
+    for number, record in enumerate(value, start=1):
+        yield number, record["row"] if isinstance(record, dict) and isinstance(record.get("row"), dict) else record

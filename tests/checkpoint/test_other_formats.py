@@ -1,0 +1,159 @@
+"""Folders that are no GLM-5 checkpoint in bf16, FP8 or our format: every command names what they are, alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.errors import Glm5Error
+from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.folder import quantization_name
+from tests.support.command import assert_one_clear_line, in_process
+from tests.support.tiny_model import tiny_config, write_tiny_model
+
+SHARD = "model-00001-of-00001.safetensors"
+FP4 = {"weight": {"dtype": "fp4", "group_size": 32}}
+HF_QUANT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}
+#: (quantization_config, what is named)
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 by NVIDIA ModelOpt"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ by NVIDIA ModelOpt"),
+    ({"quant_method": "quark", "global_quant_config": FP4}, "MXFP4 by AMD Quark"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ, 4 bits"),
+    ({"quant_method": "gptq", "bits": 4}, "GPTQ, 4 bits"),
+    ({"quant_method": "auto-round", "bits": 4}, "AutoRound, 4 bits"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": INT4}, "compressed-tensors"),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": INT4}, "NVFP4 by comp"),
+    ({"quant_method": "exl3", "bits": 3.0}, "EXL3 (ExLlamaV3), 3.0 bits"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    ({"quant_method": "w4afp8"}, "W4AFP8"),
+    ({"quant_method": "brand-new"}, "'brand-new'"),
+    ({"bits": 4, "group_size": 64}, "a format without quant_method, 4 bits"),
+]  # fmt: skip
+FP8 = [
+    {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    {"weight_block_size": [128, 128]},
+    {"quant_method": "fbgemm_fp8"},
+    {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+    {"quant_method": "compressed-tensors", "format": "float-quantized",
+     "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}},
+]  # fmt: skip
+
+
+def folder(directory: Path, files: dict[str, object]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize(("value", "name"), CONFIGS, ids=[name for _, name in CONFIGS])
+def test_a_quantization_config_is_named(value: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """By config.json alone: no shape of a weight is asked before."""
+    folder(tmp_path, {"config.json": tiny_config(quantization_config=value)})
+    with pytest.raises(Glm5Error, match=r"quantized already: .*config\.json: quantization_config") as caught:
+        read_config(tmp_path)
+    assert name in caught.value.message and "bf16" in caught.value.tip
+
+
+@pytest.mark.parametrize("value", FP8)
+def test_fp8_is_a_source(value: dict[str, Any]) -> None:
+    assert quantization_name(value) is None
+
+
+#: name -> (files of the folder, words of the line, words of the way out)
+FOLDERS: dict[str, tuple[dict[str, object], str, str]] = {
+    "hf_quant_config": ({"config.json": tiny_config(), "hf_quant_config.json": HF_QUANT}, "NVFP4", "bf16"),
+    "mlx": ({"config.json": tiny_config(quantization={"bits": 4, "group_size": 64})}, "MLX, 4 bits", "bf16"),
+    "mindie": ({"config.json": tiny_config(quantize="w8a8_dynamic")}, "MindIE", "bf16"),
+    "autogptq": ({"config.json": tiny_config(), "quantize_config.json": {"bits": 4}}, "AWQ or GPTQ, 4 bits", "bf16"),
+    "modelslim v0": (
+        {"config.json": tiny_config(), "quant_model_description_w8a8_dynamic.json": {}},
+        "quant_model_description_w8a8_dynamic.json", "rename quant_model_description_w8a8_dynamic.json",
+    ),
+    "gguf": ({"GLM-5-Q4_K_M.gguf": "GGUF"}, "GGUF", "bf16"),
+    "gguf and config": ({"config.json": tiny_config(), "GLM-5-Q4_K_M.gguf": "GGUF"}, "GGUF", "bf16"),
+    "adapter": ({"adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "a/b"}}, "PEFT", "merge"),
+    "adapter and config": ({"config.json": tiny_config(), "adapter_config.json": {}}, "PEFT adapter", "merge"),
+    "pickles": ({"config.json": tiny_config(), "pytorch_model-00001.bin": ""}, "never opened", "safetensors"),
+    "megatron": ({"latest_checkpointed_iteration.txt": "7"}, "Megatron", "export"),
+    "draft": ({"config.json": tiny_config(model_type="glm_moe_dsa_mtp")}, "MTP layer alone", "whole model"),
+    "patched": ({"config.json": tiny_config(model_type="deepseek_v32")}, "deepseek_v32", "restore the original"),
+    "yarn": (
+        {"config.json": tiny_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})}, "YaRN", "original",
+    ),
+    "hub cache": ({"snapshots/0123/config.json": tiny_config()}, "config.json: not found", "snapshots/0123"),
+}  # fmt: skip
+COMMANDS = ("quantize", "verify", "doctor", "serve", "plan")
+
+
+def same_line(directory: Path, words: str, fix: str) -> None:
+    """All commands end in the same line, and say the same way out."""
+    lines = set()
+    for command in COMMANDS:
+        arguments = [directory.parent / "out", "--dry-run"] if command == "quantize" else []
+        done = in_process(command, directory, *arguments)
+        assert_one_clear_line(done, 2, words)
+        assert fix in done.stderr
+        lines.add(done.stderr.strip())
+    assert len(lines) == 1, lines
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_command_says_what_a_folder_is(name: str, tmp_path: Path) -> None:
+    files, words, fix = FOLDERS[name]
+    for path in files:
+        (tmp_path / "model" / path).parent.mkdir(parents=True, exist_ok=True)
+    same_line(folder(tmp_path / "model", files), words, fix)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    same_line(tmp_path / "model.gguf", "a GGUF file, the format of llama.cpp, not a directory", "directory")
+
+
+def test_a_folder_in_our_format_keeps_its_findings(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+    """A description decides what a folder is; what else lies there is a finding of verify."""
+    out = editable(tiny_w4a8)
+    (out / "hf_quant_config.json").write_text(json.dumps(HF_QUANT))
+    done = in_process("verify", out)
+    assert done.returncode == 1 and "hf_quant_config.json" in done.stdout
+
+
+def packed(tensors: dict[str, torch.Tensor], suffix: str, extra: str) -> None:
+    for name in [name for name in tensors if ".experts." in name]:
+        module, weight = name.removesuffix(".weight"), tensors.pop(name)
+        tensors[module + suffix] = torch.zeros(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8)
+        tensors[module + extra] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "extra", "words"),
+    [
+        (".weight", ".weight_scale_2", "stored as uint8: already quantized: NVFP4"),
+        (".weight", ".unknown", "stored as uint8: already quantized, and no quant_model_description"),
+        (".weight_packed", ".weight_scale", "weight_packed is there: quantized already: compressed-tensors"),
+        (".qweight", ".qzeros", "qweight is there: quantized already: AWQ or GPTQ"),
+        (".trellis", ".suh", "trellis is there: quantized already: EXL3"),
+    ],
+)
+def test_stored_dtypes_and_names_are_asked_before_shapes(suffix: str, extra: str, words: str, tmp_path: Path) -> None:
+    """A config.json from which the quantization was removed."""
+    write_tiny_model(tmp_path / "model", index=False)
+    tensors = load_file(tmp_path / "model" / SHARD)
+    packed(tensors, suffix, extra)
+    save_file(tensors, tmp_path / "model" / SHARD)
+    with pytest.raises(Glm5Error) as caught:
+        SourceCheckpoint(tmp_path / "model")
+    assert words in caught.value.message and "bf16" in caught.value.tip
+    for command in ("doctor", "serve"):
+        assert_one_clear_line(in_process(command, tmp_path / "model"), 2, words)
+    assert words in in_process("verify", tmp_path / "model").stdout

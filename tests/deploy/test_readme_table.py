@@ -1,0 +1,55 @@
+"""The first table of deploy/README.md: recipes and profiles that exist and fit together, figures of `plan`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.plan import plan
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from tests.support.command import ROOT
+
+GIB = 2**30
+LAYOUTS = {
+    "a3-single-w4a8": "tp=16,dp=1,mtp=3", "a3-single-w4a8-dp2": "tp=8,dp=2,mtp=3", "a3-1m": "tp=16,dcp=16,mtp=3",
+    "a3-single-w8a8": "tp=16,dp=1,mtp=3", "a3-2node": "tp=16,dp=2,mtp=3", "a2-single-w4a8": "tp=8,dp=1,mtp=3",
+    "a3-2node-w8a8c8": "tp=4,dp=8,mtp=3,dsa_cp=1,flashcomm=1",
+}  # fmt: skip
+TEXT = (ROOT / "deploy" / "README.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in TEXT.split("## On an Atlas")[0].splitlines()
+    if line.startswith("| GLM-")
+]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[3]}")
+def test_a_row(row: list[str]) -> None:
+    models, machine, recipes, profile, weights, caches = row
+    name, hardware, nodes = names(profile)[0], "a2" if " A2" in machine else "a3", 2 if "two" in machine else 1
+    wanted = load(name).weights["experts"].removesuffix("_DYNAMIC").lower()
+    for recipe in names(recipes):
+        assert wanted in load_recipe(find_recipe(recipe)).metadata.config_id
+    result = plan(
+        model=models.split(",")[0].lower(), quant=names(recipes)[0].removeprefix("glm-5.3-"), hardware=hardware,
+        nodes=nodes, layout=LAYOUTS[name], workload="in=1024,out=512,concurrency=8",
+    ).to_dict()["memory_per_die"]  # fmt: skip
+    parts = result["parts"]
+    stored = sum(size for part, size in parts.items() if part == "weights" or "copies" in part or "whole" in part)
+    assert f"{stored / GIB:.1f}" == weights
+    assert f"{(result['usable'] - sum(parts.values())) / GIB:.1f}" == caches
+
+
+def test_what_people_search_for_is_there() -> None:
+    words = ("GLM-5.1", "GLM-5.3", "Atlas 800T A2", "Atlas 800T A3", "910B", "glm-5.3-w4a8c8")
+    for document in ("deploy/README.md", "quant_recipes/README.md", "README.md", "README.zh-CN.md"):
+        text = (ROOT / document).read_text()
+        missing = [word for word in words if word not in text]
+        allowed = {"deploy/README.md": [], "quant_recipes/README.md": words[2:5]}.get(document, words[5:])
+        assert set(missing) <= set(allowed), (document, missing)
