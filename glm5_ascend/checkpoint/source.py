@@ -7,15 +7,13 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.names import StoredNames, TensorView, foreign_part
-from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config, read_config
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.folder import ORIGINAL
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
@@ -41,7 +39,6 @@ class SourceCheckpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config: ModelConfig = load_config(directory)
-        require_sound_config(directory, served_config(read_config(directory)))
         self.files = CheckpointDir(directory, self.config.spec.spelled)
         self._names = StoredNames(self.config, self.files.entries)
         self.unlisted = self._find_unlisted()

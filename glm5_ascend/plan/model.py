@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
+from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.files.resources import near
@@ -145,8 +146,7 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     config.require("plan")
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     source = None if path.exists() else SourceCheckpoint(directory)
-    if source is None:
-        require_sound_config(directory, read_config(directory))
+    require_sound_config(directory, served_config(read_config(directory)))
     files = CheckpointDir(directory) if source is None else source.files
     types = _described_types(description, path, config) if source is None else _stored_types(source)
     quantization = str(description.get("model_quant_type", "mixed")) if path.exists() else "fp8"

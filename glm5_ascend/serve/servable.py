@@ -9,7 +9,7 @@ from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.model.config_file import indexer_schedule, parse_config, schedule_keys
+from glm5_ascend.model.config_file import indexer_schedule, load_config, read_config, schedule_keys
 from glm5_ascend.serve.plugin.description import QuantDescription, check_group_size
 
 
@@ -22,8 +22,8 @@ def check_directory(directory: Path) -> CheckpointSummary:
             fit config.json; tokenizer files or a description that are damaged or inconsistent.
     """
     checkpoint = summarize(directory, error=ConfigError)
-    path, description = directory / "config.json", directory / DESCRIPTION_NAME
-    parse_config(checkpoint.config, path)
+    description = directory / DESCRIPTION_NAME
+    load_config(directory)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
     from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a wrong directory does not need
@@ -31,7 +31,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
     if not description.exists():
         _check_float(directory)
         return checkpoint
-    require_sound_config(directory, checkpoint.config)
+    require_sound_config(directory, read_config(directory))
     CheckpointDir(directory)
     check_group_size(description, checkpoint.group_size)
     QuantDescription(description, checkpoint.types, is_rot_used=False).check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_a_source_directory_is_planned_as_it_is_stored(tmp_path: Path, dtype: st
 
 
 def test_other_quantizations_are_named(tmp_path: Path) -> None:
-    directory = write_tiny_model(tmp_path / "source", quantization_config={"quant_method": "awq"})
+    directory = write_tiny_model(tmp_path / "source")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(CheckpointError, match=r"quantized already: AWQ \(config\.json"):
         from_directory(directory)
 

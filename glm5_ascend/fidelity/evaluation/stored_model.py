@@ -18,6 +18,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
@@ -86,8 +87,7 @@ class StoredModel:
         self.config.require("eval")
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
-        if self.description:
-            require_sound_config(directory, read_config(directory))
+        require_sound_config(directory, served_config(read_config(directory)))
         self.quantized = CheckpointDir(directory, self.config.spec.spelled) if self.description else None
         self.files: Tensors = self.quantized or SourceCheckpoint(directory)
 
