@@ -22,7 +22,7 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
 from glm5_ascend.serve.launch import (
-    KEY_GUARD,
+    GUARDS,
     SERVER_MODULE,
     become,
     port_of,
@@ -75,7 +75,7 @@ def serve_profile(
     argv = on_this_platform(loaded, checkpoint, built.argv)
     if loaded.engine != SGLANG and "--headless" not in argv:
         first = argv.index("serve") + 2  # after the model and before the user's flags, which override it
-        argv = [*argv[:first], "--middleware", KEY_GUARD, *argv[first:]]
+        argv = [*argv[:first], *GUARDS, *argv[first:]]
     built = ServerCommand(merged_environment(built.env), argv)
     built = with_key_flag(built) if loaded.engine == SGLANG else built.without_key()
     port = port_of(built.argv)

@@ -16,6 +16,7 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.engine_lines import VLLM_CPU_032, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError, shortened
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, version_of
 from glm5_ascend.serve.flag_types import flag_table
@@ -27,6 +28,8 @@ from glm5_ascend.serve.servable import check_directory
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
 CHAT_PAGE = "glm5_ascend.serve.middleware.ChatPage"
 KEY_GUARD = "glm5_ascend.serve.middleware.RequireApiKey"
+#: Flags of every server of vLLM: middleware that a user's `--middleware` adds to.
+GUARDS = ("--middleware", KEY_GUARD, "--middleware", "glm5_ascend.serve.middleware.ThinkingSwitch")
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -90,6 +93,8 @@ def launch(
     start: Callable[[ServerCommand], object] = become,
 ) -> ServerCommand:
     """`serve` for a checkpoint that `check_directory` has read; calls `start` with the command."""
+    if not on_ascend():
+        load_config(checkpoint.directory).require("serve on a CPU")
     vllm_args = normal_form(vllm_args, flag_table(line_here().flags))
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
@@ -157,7 +162,7 @@ def build_command(
             argv += [flag] if value is None else [flag, value]
     variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
     env = {name: value for name, value in variables.items() if name not in os.environ}
-    return ServerCommand(env, [*argv, "--middleware", KEY_GUARD, *extra]).without_key()
+    return ServerCommand(env, [*argv, *GUARDS, *extra]).without_key()
 
 
 def refuse_flags(extra: Sequence[str]) -> None:
