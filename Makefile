@@ -9,15 +9,17 @@ DEMO ?= work/demo
 KERNEL_TOOLS ?= work/kernel-tools
 EMULATED ?= work/aarch64
 TEST_PROCESSES ?= 2
+NEWEST ?= work/newest
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-aarch64 prove-kernels lint style bench build clean
+.PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-aarch64 test-newest prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
 	@echo "make test         install what the tests need, check style and types, run the tests but the long ones"
 	@echo "make test-all     the long tests that make test leaves out (tests/README.md names them)"
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
+	@echo "make test-newest  tests that need no vLLM, with the newest torch and transformers of PyPI, in $(NEWEST)"
 	@echo "make test-aarch64 ops and quantizer as an ARM host runs them, under qemu (1.2 GB from Debian and PyPI)"
 	@echo "make prove-kernels  the Triton kernels on four levels, as a table (compilers from PyPI)"
 	@echo "make lint         ruff and mypy"
@@ -57,6 +59,13 @@ test-contract: $(VENV)/.dev
 
 test-aarch64: $(VENV)/.dev
 	EMULATED=$(EMULATED) $(PYTEST) -m aarch64 -s tests/aarch64 $(PYTEST_ARGS)
+
+# By hand: before a release, and when doctor's row "newest tried" is brought up to date.
+test-newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e ".[dev]"
+	$(NEWEST)/bin/python -m pip list | grep -E "^(torch|transformers|safetensors|numpy|numba) "
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not (long or contract or server)" $(PYTEST_ARGS)
 
 prove-kernels: $(VENV)/.dev
 	PYTHONPATH=.:kernels $(BIN)/python -m tests.proof.table $(KERNEL_TOOLS)

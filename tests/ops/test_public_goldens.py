@@ -8,7 +8,7 @@ import torch
 from glm5_kernels import ops
 from glm5_kernels.parity.compare import compare_selection
 
-pytestmark = pytest.mark.usefixtures("implementation")
+pytestmark = [pytest.mark.usefixtures("implementation"), pytest.mark.server]
 
 
 @pytest.mark.parametrize("block_size", [32, 64])

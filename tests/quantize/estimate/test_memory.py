@@ -34,8 +34,7 @@ def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
     )
     assert few.activation_bytes * 1000 == many.activation_bytes
     assert few.peak_rss_bytes == many.peak_rss_bytes  # activations lie on disk
-    best = predict(prepare(QuantizeOptions(tiny_source, tmp_path, "w4a8-best", samples=2, seq_len=32, threads=1)))
-    assert few.seconds < best.seconds < many.seconds  # GPTQ prepares its inputs
+    assert few.seconds < many.seconds  # by far: each prediction measures the machine's rates
     assert few.output_bytes < few.source_bytes
 
 
