@@ -24,6 +24,10 @@ def scale_bias(q: torch.Tensor, weight_scale: torch.Tensor, partial_sums: int = 
         fp32 [N, partial_sums].
     """
     n, k = q.shape
+    return scale_bias_of(q.reshape(n, partial_sums, k // partial_sums).sum(dim=-1, dtype=torch.int64), weight_scale)
+
+
+def scale_bias_of(sums: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
+    """`scale_bias` from the sums of the integers, int64 [N, partial_sums]."""
     # Integer sums are exact; one multiplication at the end rounds once.
-    chunk_sums = q.reshape(n, partial_sums, k // partial_sums).sum(dim=-1, dtype=torch.int64)  # [N, partial_sums]
-    return 8.0 * chunk_sums.to(torch.float32) * weight_scale
+    return 8.0 * sums.to(torch.float32) * weight_scale

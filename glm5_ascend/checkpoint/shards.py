@@ -65,6 +65,7 @@ class Shard:
         self.path = path
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
+        self.data_start = 0  # bytes of the header
         try:
             with open_regular(path, CheckpointError, _AGAIN) as file:
                 self._parse(file.read(8), file, os.fstat(file.fileno()).st_size)
@@ -88,6 +89,7 @@ class Shard:
             raise CheckpointError(f"{self.path}: header is not a JSON object", _AGAIN)
         metadata = header.pop("__metadata__", {})
         self.metadata = metadata if isinstance(metadata, dict) else {}
+        self.data_start = 8 + length
         for name, fields in header.items():
             self.entries[name] = self._entry(name, fields, 8 + length, size)
         self._check_layout(8 + length, size)

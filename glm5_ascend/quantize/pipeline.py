@@ -21,6 +21,7 @@ from glm5_ascend.checkpoint.output import (
     run_dir_of,
 )
 from glm5_ascend.checkpoint.types import GIB, ROT_FILE, ROT_NAME
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.checkpoint.writer import ShardWriter, write_json
 from glm5_ascend.files.written import copy_file, write_file
 from glm5_ascend.model.rotation import Rotations
@@ -45,7 +46,6 @@ from glm5_ascend.quantize.run.run_dir import (
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import QuantizedLayer, Store
 from glm5_ascend.quantize.run.whole_model import write_tensors
-from glm5_ascend.quantize.workers import Workers
 
 
 @dataclass

@@ -23,6 +23,7 @@ class Checked:
         global_rotation: Q, fp32 [hidden, hidden], orthogonal: the residual stream x is stored as x Q. None if the
             checkpoint has no valid one.
         provenance: the record of the quantizer; empty if there is none.
+        sample: modules whose values are read; None: all.
     """
 
     checkpoint: LoadedCheckpoint
@@ -31,3 +32,8 @@ class Checked:
     non_finite: set[str] = field(default_factory=set)
     global_rotation: torch.Tensor | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    sample: frozenset[str] | None = None
+
+    def reads(self, module: str) -> bool:
+        """Return True if the values of this module's tensors are read."""
+        return self.sample is None or module in self.sample

@@ -12,9 +12,10 @@ import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
-from glm5_ascend.checkpoint.packing import scale_bias
-from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, integer_weight, partial_sums, stored_tensors
+from glm5_ascend.checkpoint.packing import scale_bias, scale_bias_of, unpack_int4
+from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, stored_tensors
 from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.integer_rows import IntegerRows
 from glm5_ascend.verify.plausible import Doubts
 
 #: msModelSlim multiplies in bf16: deq_scale may be off by one bf16 rounding, and once more for the factors.
@@ -27,18 +28,19 @@ QUANT_BIAS_TOLERANCE = 2.0**-22
 _AGAIN = "quantize again: the engine would compute wrong values silently"
 
 
-def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report: Report, doubts: Doubts) -> None:
-    """Check one quantized linear whose tensors all exist with the right dtypes and shapes, and are finite.
+def check_linear(
+    checkpoint: LoadedCheckpoint, module: str, scheme: str, rows: IntegerRows, report: Report, doubts: Doubts
+) -> None:
+    """Check one quantized linear whose tensors all exist with the right dtypes and shapes.
 
     Values that are possible but not plausible are added to `doubts`.
     """
-    tensors = read_linear(checkpoint, module, scheme)
+    tensors = read_linear(checkpoint, module, scheme, weight=False)
     check = _QuantizedLinear(checkpoint, module, tensors, report)
     if not check.scales(scheme) or not check.fits_32_bits():
         return
-    integers = integer_weight(scheme, tensors)
-    doubts.linear(module, scheme, integers, tensors)
-    if not integers.any():
+    doubts.linear(module, scheme, rows, tensors)
+    if not bool(rows.high.any() | rows.low.any()):
         report.warning(
             "value.all_zero",
             "every integer is zero: a dead module, or a shard that was never filled",
@@ -46,15 +48,15 @@ def check_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, report:
             fix="compare with the source: --against",
         )
     if scheme == W4A8_DYNAMIC:
-        check.scale_bias(integers)
+        check.scale_bias(rows.sums)
     if scheme == W8A8:
-        check.static_input(integers)
+        check.static_input(rows.sums)
 
 
-def read_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str) -> dict[str, torch.Tensor]:
-    """Read all stored tensors of a linear by suffix; deq_scale as fp32 for any stored dtype."""
-    suffixes = ["weight"] if scheme == FLOAT else [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
-    names = {suffix: f"{module}.{suffix}" for suffix in suffixes}
+def read_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, weight: bool = True) -> dict[str, torch.Tensor]:
+    """Read the stored tensors of a quantized linear by suffix; deq_scale as fp32 for any stored dtype."""
+    suffixes = [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
+    names = {suffix: f"{module}.{suffix}" for suffix in suffixes if weight or suffix != "weight"}
     tensors = {suffix: checkpoint.read(name) for suffix, name in names.items() if name in checkpoint.entries}
     deq = tensors.get("deq_scale")
     if deq is not None and deq.dtype is torch.int64:
@@ -114,29 +116,33 @@ class _QuantizedLinear:
         self._error("value.scale", "deq_scale", "holds more than the 32 bits of a number in fp32")
         return False
 
-    def scale_bias(self, integers: torch.Tensor) -> None:
-        """Check scale_bias = 8 * sum(w) of its row and chunk; integers: int8 [N, K], -8..7."""
-        scale, stored, columns = self.tensors["weight_scale"], self.tensors["scale_bias"], partial_sums(self.module)
-        expected, magnitude = scale_bias(integers, scale, columns), scale_bias(integers.abs(), scale.abs(), columns)
-        off = (stored - expected).abs() > SCALE_BIAS_TOLERANCE * magnitude
+    def scale_bias(self, sums: torch.Tensor) -> None:
+        """Check scale_bias = 8 * sum(w) of its row and chunk; sums: int64 [N, chunks]."""
+        scale, stored = self.tensors["weight_scale"], self.tensors["scale_bias"]
+        expected = scale_bias_of(sums, scale)
+        difference = (stored - expected).abs()
+        if bool((difference <= SCALE_BIAS_TOLERANCE * expected.abs()).all()):
+            return  # and the sum of magnitudes is no smaller
+        integers = unpack_int4(self.checkpoint.read(f"{self.module}.weight"))
+        off = difference > SCALE_BIAS_TOLERANCE * scale_bias(integers.abs(), scale.abs(), sums.shape[1])
         if bool(off.any()):
             rows = int(off.any(dim=1).sum())
             row, column = (int(i) for i in off.nonzero()[0])
             self._error(
                 "value.scale_bias",
                 "scale_bias",
-                f"{rows} of {len(integers)} rows differ from 8 * sum(w), first row {row} column {column}: "
+                f"{rows} of {len(sums)} rows differ from 8 * sum(w), first row {row} column {column}: "
                 f"{stored[row, column]:.6g}, expected {expected[row, column]:.6g} "
                 "(wrong nibble order, packing axis, or scale of another module?)",
             )
 
-    def static_input(self, integers: torch.Tensor) -> None:
-        """Check quant_bias and deq_scale against the input range and the integers, int8 [N, K]."""
+    def static_input(self, sums: torch.Tensor) -> None:
+        """Check quant_bias and deq_scale against the input range and the sums of the rows, int64 [N, 1]."""
         input_scale, offset = self.tensors["input_scale"], self.tensors["input_offset"]
         if bool((offset != offset.round()).any() | (offset < -128).any() | (offset > 127).any()):
             self._error("value.input_offset", "input_offset", f"{float(offset[0])}: must be an integer in [-128, 127]")
             return
-        expected = -int(offset[0]) * integers.sum(dim=1, dtype=torch.int64)
+        expected = -int(offset[0]) * sums.flatten()
         stored = self.tensors["quant_bias"].to(torch.int64)
         off = (stored - expected).abs() > (expected.abs() * QUANT_BIAS_TOLERANCE).clamp_min(1)
         if bool(off.any()):
@@ -144,7 +150,7 @@ class _QuantizedLinear:
             self._error(
                 "value.quant_bias",
                 "quant_bias",
-                f"{int(off.sum())} of {len(integers)} rows differ from -input_offset * sum(q), first row {row}: "
+                f"{int(off.sum())} of {len(sums)} rows differ from -input_offset * sum(q), first row {row}: "
                 f"{int(stored[row])}, expected {int(expected[row])}",
             )
         if "weight_scale" in self.tensors:  # msModelSlim stores only the product
@@ -156,7 +162,7 @@ class _QuantizedLinear:
                 self._error(
                     "value.deq_scale",
                     "deq_scale",
-                    f"{int(off.sum())} of {len(integers)} rows differ from input_scale * weight_scale, "
+                    f"{int(off.sum())} of {len(sums)} rows differ from input_scale * weight_scale, "
                     f"first row {row}: {float(deq[row]):.6g}, expected {float(product[row]):.6g}",
                 )
 

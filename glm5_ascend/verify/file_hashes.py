@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
@@ -20,7 +22,7 @@ _COMPUTED_WITH = (
 )  # fmt: skip
 
 
-def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, object]:
+def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, Any]:
     """Read our provenance file; empty if it is missing or unreadable."""
     if not (checkpoint.directory / PROVENANCE_NAME).is_file():
         return {}
@@ -31,25 +33,44 @@ def read_record(checkpoint: LoadedCheckpoint, report: Report) -> dict[str, objec
         return {}
 
 
-def check_hashes(checkpoint: LoadedCheckpoint, record: dict[str, object], report: Report) -> None:
-    """Check that every recorded file that exists has the recorded bytes."""
+def recorded_files(checkpoint: LoadedCheckpoint, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return size and sha256 of every recorded file that exists; empty without a record of this tool."""
     outputs = record.get("outputs")
-    if not isinstance(outputs, dict):
-        return  # of an earlier version, or not written by this tool
+    return {
+        name: facts if isinstance(facts, dict) else {}
+        for name, facts in (outputs if isinstance(outputs, dict) else {}).items()
+        if (path := checkpoint.directory / name).is_file() and inside(path, checkpoint.directory)
+    }  # others are reported elsewhere
+
+
+def check_hashes(
+    checkpoint: LoadedCheckpoint,
+    recorded: dict[str, dict[str, Any]],
+    hashes: Mapping[str, str],
+    without: Collection[str],
+    report: Report,
+) -> None:
+    """Check that every recorded file has the recorded bytes.
+
+    Args:
+        hashes: file -> sha256, of those that were read already.
+        without: files of which the size is enough.
+    """
     changed: dict[str, str] = {}
     same_size = []
-    for name, facts in outputs.items():
-        path, size = checkpoint.directory / name, facts.get("bytes") if isinstance(facts, dict) else None
-        if not path.is_file() or not inside(path, checkpoint.directory):
-            continue  # reported elsewhere
-        if path.stat().st_size == size:
+    for name, facts in recorded.items():
+        written = (checkpoint.directory / name).stat().st_size
+        if written == facts.get("bytes"):
             same_size.append(name)
         else:
-            changed[name] = f"{path.stat().st_size} bytes, {size} were written"
+            changed[name] = f"{written} bytes, {facts.get('bytes')} were written"
     try:
-        for name, hashed in file_facts(checkpoint.directory, same_size).items():
-            if hashed["sha256"] != outputs[name].get("sha256"):
-                changed[name] = f"not the bytes that were written: sha256 is {hashed['sha256'][:16]}..."
+        unread = [name for name in same_size if name not in {*hashes, *without}]
+        facts_read = file_facts(checkpoint.directory, unread)
+        found = {name: facts_read[name]["sha256"] for name in unread} | dict(hashes)
+        for name in same_size:
+            if name in found and found[name] != recorded[name].get("sha256"):
+                changed[name] = f"not the bytes that were written: sha256 is {found[name][:16]}..."
     except OSError as error:  # of a failing disk; it does not always say which file
         where = Path(error.filename).name if error.filename else "a recorded file"
         report.error("shard.damaged", f"cannot be read: {error.strerror}", file=where, fix="copy the checkpoint again")

@@ -6,12 +6,12 @@ import math
 
 import torch
 
-from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS, LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.checkpoint.shards import TensorEntry
 from glm5_ascend.model.spec import Vector
 from glm5_ascend.verify.checked import Checked
-from glm5_ascend.verify.plausible import Doubts, checksum
+from glm5_ascend.verify.integer_rows import checksum
+from glm5_ascend.verify.plausible import Doubts
 
 #: Share of a norm's gains that may be negative. They start at 1, and few cross zero in training; with random signs and
 #: 16 gains and more, three quarters are negative once in 100.
@@ -25,42 +25,33 @@ _ROWS, _SIMILAR, _DIFFERENT = 64, 0.9, 0.5
 _COPY = "copy the file again, or quantize again"
 
 
-def check_finite(checkpoint: LoadedCheckpoint, report: Report, doubts: Doubts) -> set[str]:
-    """Check every float tensor, in pieces; return the names of those that are not finite or not readable.
+class FloatSums:
+    """Is a float tensor finite, its mean magnitude, and of a matrix the checksum: from pieces of its rows."""
 
-    Sizes and checksums of the float weights go into `doubts`.
-    """
-    non_finite: set[str] = set()
-    for name, entry in checkpoint.entries.items():
-        if entry.dtype not in FLOATS:
-            continue
-        try:
-            finite, mean, check = _read_pieces(checkpoint, name)
-        except CheckpointError as error:
-            non_finite.add(name)
-            report.error("shard.damaged", error.message, tensor=name, fix=error.tip)
-            continue
-        if not finite:
-            non_finite.add(name)
-            report.error("value.not_finite", "holds NaN or infinity", tensor=name, fix=_COPY)
-        elif name.endswith(".weight") and len(entry.shape) == 2 and mean == 0:
-            doubts.empty_floats.add(name)
-        elif name.endswith(".weight") and len(entry.shape) == 2:
-            doubts.size(name, mean)
-            doubts.copy_of(name.removesuffix(".weight"), entry.shape, check)
-    return non_finite
+    def __init__(self, entry: TensorEntry) -> None:
+        self.entry, self.is_weight = entry, entry.name.endswith(".weight") and len(entry.shape) == 2
+        self.finite, self._total, self._checksum = True, 0.0, 0
 
-
-def _read_pieces(checkpoint: LoadedCheckpoint, name: str) -> tuple[bool, float, int]:
-    """Return (finite, mean magnitude, checksum) of a tensor, read once."""
-    total, count, check = 0.0, 0, 0
-    for piece in checkpoint.pieces(name):
+    def add(self, piece: torch.Tensor) -> None:
+        """Add rows [n, ...]."""
         # The sum of magnitudes is finite only if every element is; if it overflows, the elements are checked.
         size = float(torch.linalg.vector_norm(piece, 1, dtype=torch.float32))
         if not math.isfinite(size) and not bool(piece.isfinite().all()):
-            return False, size, 0
-        total, count, check = total + size, count + len(piece), checksum(piece, check)
-    return True, total / max(count, 1), check
+            self.finite = False
+        self._total += size
+        if self.is_weight:
+            self._checksum = checksum(piece, self._checksum)
+
+    def finish(self, report: Report, doubts: Doubts) -> None:
+        """Report a tensor that is not finite; the size and checksum of a weight go into `doubts`."""
+        name, mean = self.entry.name, self._total / max(math.prod(self.entry.shape), 1)
+        if not self.finite:
+            report.error("value.not_finite", "holds NaN or infinity", tensor=name, fix=_COPY)
+        elif self.is_weight and mean == 0:
+            doubts.empty_floats.add(name)
+        elif self.is_weight:
+            doubts.size(name, mean)
+            doubts.copy_of(name.removesuffix(".weight"), self.entry.shape, self._checksum)
 
 
 def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:

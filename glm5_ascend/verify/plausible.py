@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeVar
 
 import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC
+from glm5_ascend.verify.integer_rows import IntegerRows
 
 #: Largest magnitude a scheme's integers have in a tensor, and the least that a row's largest one may have. A scale is
 #: max|row| / 127 (or 7), found anew or fitted: good outputs reach 127 and 7 in every tensor, and no row of them stays
@@ -46,37 +47,15 @@ _SOURCE = "compare with the source: --against; then copy the checkpoint again, o
 _LEAST = 256
 
 
-class Copies:
-    """Finds equal weights by (shape, checksum), then by bytes; 100 bytes of memory per weight, 6 MB for GLM-5."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[tuple[int, ...], int], list[str]] = defaultdict(list)
-
-    def add(self, module: str, shape: tuple[int, ...], value: int) -> None:
-        if math.prod(shape) >= _LEAST:
-            self._seen[tuple(shape), value].append(module)
-
-    def pairs(self, checkpoint: LoadedCheckpoint) -> Iterator[tuple[str, str]]:
-        """Yield (module, its copy) for all weights with equal bytes."""
-        for modules in self._seen.values():
-            for second in modules[1:]:
-                if _equal(checkpoint, f"{modules[0]}.weight", f"{second}.weight"):
-                    yield modules[0], second
-
-
-def checksum(piece: torch.Tensor, value: int = 0) -> int:
-    """Return the CRC-32 of a tensor's bytes, continued from `value`."""
-    return zlib.crc32(piece.contiguous().view(torch.uint8).numpy().data, value)
-
-
-def _equal(checkpoint: LoadedCheckpoint, first: str, second: str) -> bool:
-    pieces = zip(checkpoint.pieces(first), checkpoint.pieces(second), strict=True)
-    return all(torch.equal(a, b) for a, b in pieces)
+#: A module, and what is known of it.
+Fact = TypeVar("Fact", bound=tuple[Any, ...])
 
 
 @dataclass
 class Doubts:
-    """Collects doubts about the tensors of one checkpoint; `finish` adds those that need all tensors.
+    """Collects doubts about the tensors of one checkpoint, from several threads.
+
+    `arrange` puts them in order; `finish` adds those that need all tensors.
 
     Attributes:
         report: the doubts, separate from certain findings.
@@ -86,38 +65,38 @@ class Doubts:
     checkpoint: LoadedCheckpoint
     report: Report = field(default_factory=lambda: Report(Path()))
     empty_floats: set[str] = field(default_factory=set)
-    _copies: Copies = field(default_factory=Copies)
-    _sizes: dict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))  # by kind
-    _empty: list[tuple[str, str, int, float]] = field(default_factory=list)  # tensor, kind, rows, their scale
+    _weights: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)  # module, shape, checksum
+    _sizes: list[tuple[str, str, str, float]] = field(default_factory=list)  # module, kind, tensor, size
+    _empty: list[tuple[str, str, int, float]] = field(default_factory=list)  # module, kind, rows, their scale
 
     def doubt(self, id: str, name: str, message: str, level: str = "error") -> None:
         """Report something about the tensor `name`."""
         say = self.report.error if level == "error" else self.report.warning
         say(id, message, tensor=name, fix=_SOURCE)
 
-    def linear(self, module: str, scheme: str, integers: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Check a quantized linear: integers int8 [N, K], and its stored tensors by suffix, finite."""
-        name, high, low = f"{module}.weight", integers.amax(1).short(), integers.amin(1).short()
+    def linear(self, module: str, scheme: str, rows: IntegerRows, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Check a quantized linear: its integers, and its stored tensors but the weight, by suffix."""
+        name, high, low = f"{module}.weight", rows.high, rows.low
         top = torch.maximum(high, -low)
         self._rows(name, scheme, high, low, top)
-        self._lowest(name, integers, low)
+        self._lowest(name, rows, low)
         kind, filled = _kind(module) + scheme, top > 0
         scale = tensors.get("weight_scale")
         scales = tensors["deq_scale"] / tensors["input_scale"] if scale is None else scale.flatten()
         stored = f"{module}.{'deq_scale' if scale is None else 'weight_scale'}"
         if bool(filled.any()):
             middle, largest = float(scales[filled].median()), float(scales[filled].max())
-            self._sizes[kind].append((stored, middle))
+            self._sizes.append((module, kind, stored, middle))
             if largest > _OUT_OF_LINE * middle > 0:
                 row = int(torch.where(filled, scales, 0).argmax())
                 self.doubt(
                     "value.scale_range", stored, f"row {row} has scale {largest:.4g}, the median is {middle:.4g}"
                 )
-            self.copy_of(module, tensors["weight"].shape, checksum(tensors["weight"]))
+            self.copy_of(module, self.checkpoint.entries[name].shape, rows.checksum)
         if not bool(filled.all()):
             empty = scales[~filled & (scales != 1)]
             if len(empty):
-                self._empty.append((name, kind, len(empty), float(empty.median())))
+                self._empty.append((module, kind, len(empty), float(empty.median())))
 
     def _rows(self, name: str, scheme: str, high: torch.Tensor, low: torch.Tensor, top: torch.Tensor) -> None:
         """Report constant rows, and rows that use a small part of the range; high, low, top: int16 [N]."""
@@ -143,35 +122,41 @@ class Doubts:
         elif int((top > 0).sum()) >= _ENOUGH_ROWS and int(top.max()) < largest:
             self.doubt("value.range", name, f"no integer of {largest} in any row: the largest is {int(top.max())}")
 
-    def _lowest(self, name: str, integers: torch.Tensor, low: torch.Tensor) -> None:
+    def _lowest(self, name: str, rows: IntegerRows, low: torch.Tensor) -> None:
         """Report too many -128 (clipped twice); low: int16 [N]."""
-        rows = low == -128
-        count = int(rows.sum())
-        if not count:
-            return
-        worst = float((integers[rows] == -128).sum(1).max())
-        if worst > max(_LOWEST_IN_ROW * integers.shape[1], 2) or (
+        count, worst = int((low == -128).sum()), rows.most_lowest
+        if worst > max(_LOWEST_IN_ROW * rows.columns, 2) or (
             len(low) >= _ENOUGH_ROWS and count > _LOWEST_ROWS * len(low)
         ):
             self.doubt(
-                "value.range", name, f"-128 in {count} of {len(low)} rows, up to {int(worst)} times in one: saturated"
+                "value.range", name, f"-128 in {count} of {len(low)} rows, up to {worst} times in one: saturated"
             )
 
     def size(self, name: str, mean: float) -> None:
         """Record the mean magnitude of a FLOAT weight, to compare it with the same module of other layers."""
-        self._sizes[_kind(name)].append((name, mean))
+        self._sizes.append((name.removesuffix(".weight"), _kind(name), name, mean))
 
     def copy_of(self, module: str, shape: tuple[int, ...], check: int) -> None:
         """Record a weight by its checksum; not of an MTP layer, which is made from others."""
         config = self.checkpoint.config
         layer = config.spec.layer_of(module)
-        if layer is None or not config.is_mtp(layer):
-            self._copies.add(module, shape, check)
+        if (layer is None or not config.is_mtp(layer)) and math.prod(shape) >= _LEAST:
+            self._weights.append((module, tuple(shape), check))
+
+    def arrange(self, modules: Mapping[str, int]) -> None:
+        """Keep what was collected about these modules, in the order of their numbers."""
+        self.report.findings = in_order(self.report.findings, modules)
+        self._weights = _arranged(self._weights, modules)
+        self._sizes = _arranged(self._sizes, modules)
+        self._empty = _arranged(self._empty, modules)
 
     def finish(self) -> None:
         """Report what needs all tensors: outliers among the same modules, emptied rows, copies."""
         middles = {}
-        for kind, members in self._sizes.items():
+        kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for _, kind, name, value in self._sizes:
+            kinds[kind].append((name, value))
+        for kind, members in kinds.items():
             middle = middles[kind] = median(value for _, value in members)
             for name, value in members if len(members) >= _ENOUGH_MEMBERS else ():
                 if not middle / _OUT_OF_LINE <= value <= middle * _OUT_OF_LINE:
@@ -181,17 +166,40 @@ class Doubts:
                         f"its size is {value:.4g}, that of {len(members)} tensors of its kind {middle:.4g}",
                         "warning",
                     )
-        for name, kind, rows, scale in self._empty:
+        for module, kind, rows, scale in self._empty:
             usual = middles.get(kind)
             if usual and usual / _LIKE_NEIGHBOURS <= scale <= usual * _LIKE_NEIGHBOURS:
                 self.doubt(
-                    "value.emptied", name, f"{rows} rows are all zero, but have the scale {scale:.4g} of weights"
+                    "value.emptied",
+                    f"{module}.weight",
+                    f"{rows} rows are all zero, but have the scale {scale:.4g} of weights",
                 )
-        for first, second in self._copies.pairs(self.checkpoint):
+        for first, second in self._copies():
             layer_of = self.checkpoint.config.spec.layer_of
             same_layer = layer_of(first) is not None and layer_of(first) == layer_of(second)
             level = "error" if same_layer else "warning"  # models are grown by repeating layers, not experts
             self.doubt("value.copy", f"{second}.weight", f"byte for byte that of {first}", level)
+
+    def _copies(self) -> Iterator[tuple[str, str]]:
+        """Find (module, its copy) by shape and checksum, then by bytes."""
+        same: dict[tuple[tuple[int, ...], int], list[str]] = defaultdict(list)
+        for module, shape, check in self._weights:
+            same[shape, check].append(module)
+        for first, *others in same.values():
+            for other in others:
+                pieces = (self.checkpoint.pieces(f"{module}.weight") for module in (first, other))
+                if all(torch.equal(a, b) for a, b in zip(*pieces, strict=True)):
+                    yield first, other
+
+
+def _arranged(facts: list[Fact], modules: Mapping[str, int]) -> list[Fact]:
+    return sorted((fact for fact in facts if fact[0] in modules), key=lambda fact: modules[fact[0]])
+
+
+def in_order(findings: list[CheckpointFinding], modules: Mapping[str, int]) -> list[CheckpointFinding]:
+    """Return the findings about tensors of these modules, in the order of the modules' numbers."""
+    found = [(modules.get((finding.tensor or "").rpartition(".")[0], -1), finding) for finding in findings]
+    return [finding for number, finding in sorted(found, key=lambda pair: pair[0]) if number >= 0]
 
 
 def _kind(name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.fidelity.analysis.experts import ExpertReport, analyze_expert, expert_schemes
 from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
 from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
@@ -20,7 +21,6 @@ from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.source_weights import FloatWeights
-from glm5_ascend.quantize.workers import Workers
 
 #: Calibration sequences on which units are rounded one by one.
 PROBE_SEQUENCES = 4

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.errors import CheckFailedError, RecipeError
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
@@ -27,7 +28,6 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.selector import without_effect
-from glm5_ascend.quantize.workers import Workers
 
 
 @dataclass

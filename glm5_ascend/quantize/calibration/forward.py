@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
@@ -18,7 +19,6 @@ from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.limits import SEARCH_ROWS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.transforms import Tensors
-from glm5_ascend.quantize.workers import Workers
 
 ROUTER = "mlp.gate"
 #: File of the selections that layers share.

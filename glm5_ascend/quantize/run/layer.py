@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.model.spec import Linear, Weight, input_readers
 from glm5_ascend.quantize.calibration.forward import (
     LayerStreams,
@@ -34,7 +35,6 @@ from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
 from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import Store
-from glm5_ascend.quantize.workers import Workers
 
 Statistics = dict[str, InputStatistics]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.spec import find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
@@ -12,7 +13,6 @@ from glm5_ascend.quantize.calibration.row_file import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
-from glm5_ascend.quantize.workers import Workers
 
 
 class ResidualStreams:

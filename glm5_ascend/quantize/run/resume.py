@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.quantize.calibration.forward import output_checksum
 from glm5_ascend.quantize.progress import RESUMING, Progress
 from glm5_ascend.quantize.run.journal import GLOBALS, WorkUnit
 from glm5_ascend.quantize.run.store import Store
-from glm5_ascend.quantize.workers import Workers
 
 
 def discard_corrupt_units(store: Store, workers: Workers, folder: Path, progress: Progress) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Vector, Weight
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate
 from glm5_ascend.quantize.run.blocks import blocks
-from glm5_ascend.quantize.workers import Workers
 
 
 class FloatWeights:

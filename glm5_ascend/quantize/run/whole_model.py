@@ -7,6 +7,7 @@ from pathlib import Path
 import safetensors.torch
 
 from glm5_ascend.checkpoint.types import ROT_NAME
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.files.written import make_folder, write_file
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
@@ -16,7 +17,6 @@ from glm5_ascend.quantize.run.layer import LayerQuantizer, write_table
 from glm5_ascend.quantize.run.residual_streams import ResidualStreams
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import ROTATION_FILE, QuantizedLayer, Store
-from glm5_ascend.quantize.workers import Workers
 
 
 def write_tensors(

@@ -19,16 +19,20 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """A pool of `count` threads; a context manager that puts torch's own thread count back."""
+    """A pool of `count` threads; a context manager that puts torch's own thread count back.
+
+    Attributes:
+        stopping: results are no longer wanted: a long task may return early.
+    """
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count, self.stopping = count, False
         self._before = torch.get_num_threads()
 
     def __enter__(self) -> Workers:
         torch.set_num_threads(1)
         _initialize_math_library()
-        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="quantize")
+        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -50,6 +54,9 @@ class Workers:
                 waiting.append(self._pool.submit(run, item))
             while waiting:
                 yield waiting.popleft().result()
+        except BaseException:
+            self.stopping = True
+            raise
         finally:
             for future in waiting:
                 future.cancel()

@@ -1,0 +1,133 @@
+"""One reading of every shard: hashes, finite floats, and the rows of integers, while the bytes are in the cache.
+
+Each thread reads one shard, from its first byte to its last, in pieces of 2 MiB: that, and a few numbers per row of one
+linear, is the memory of a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
+from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
+from glm5_ascend.checkpoint.schemes import FLOAT
+from glm5_ascend.checkpoint.shards import Shard, TensorEntry
+from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.errors import CheckpointError
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.derived_tensors import check_linear
+from glm5_ascend.verify.float_values import FloatSums
+from glm5_ascend.verify.integer_rows import IntegerRows
+from glm5_ascend.verify.plausible import Doubts, in_order
+
+#: Pieces that stay in a core's cache while all checks look at them; a row of more is read whole.
+_PIECE_BYTES = 1 << 21
+
+
+@dataclass
+class Reading:
+    """What one reading found about values.
+
+    Attributes:
+        linears: findings about quantized linears.
+        hashes: file -> sha256, of the shards that were to be hashed and could be read.
+    """
+
+    linears: list[CheckpointFinding]
+    hashes: dict[str, str]
+
+
+def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts: Doubts) -> Reading:
+    """Read all shards; set `checked.non_finite`, and remove their modules from `checked.complete`.
+
+    Args:
+        hashed: files whose sha256 is wanted.
+        report: gets what is wrong with float tensors; `doubts`: what is possible, but not plausible.
+    """
+    checkpoint = checked.checkpoint
+    by_size = sorted(checkpoint.shards, key=lambda file: -checkpoint.shards[file].path.stat().st_size)
+    with Workers(min(len(os.sched_getaffinity(0)), max(len(by_size), 1))) as workers:
+        reader = _Reader(checked, hashed, doubts, workers)
+        workers.for_each(reader.shard, by_size)
+    position = {name: number for number, name in enumerate(checkpoint.entries)}
+    floats = sorted(reader.floats.findings, key=lambda finding: position[finding.tensor or ""])
+    report.findings += floats
+    checked.non_finite = {finding.tensor or "" for finding in floats}
+    checked.complete -= checked.non_finite | {name.rpartition(".")[0] for name in checked.non_finite}
+    quantized = [module for module, scheme in checked.schemes.items() if scheme != FLOAT and module in checked.complete]
+    order = {module: len(position) + number for number, module in enumerate(quantized)}
+    doubts.arrange({name.removesuffix(".weight"): number for name, number in position.items()} | order)
+    return Reading(in_order(reader.linears.findings, order), reader.hashes)
+
+
+class _Reader:
+    """Reads shards; several threads may call `shard`."""
+
+    def __init__(self, checked: Checked, hashed: Collection[str], doubts: Doubts, workers: Workers) -> None:
+        self.checked, self.checkpoint, self.hashed, self.doubts = checked, checked.checkpoint, hashed, doubts
+        self.workers = workers
+        self.floats, self.linears = Report(self.checkpoint.directory), Report(self.checkpoint.directory)
+        self.floats.file_of = self.linears.file_of = self.checkpoint.file_of
+        self.hashes: dict[str, str] = {}
+
+    def shard(self, file: str) -> None:
+        shard, digest = self.checkpoint.shards[file], hashlib.sha256()
+        whole = file in self.hashed
+        try:
+            with shard.path.open("rb") as header:
+                digest.update(header.read(shard.data_start) if whole else b"")
+        except OSError:
+            whole = False  # `check_hashes` reports it
+        for entry in sorted(shard.entries.values(), key=lambda entry: (entry.start, entry.end)):
+            values = self._values(entry) if self.checkpoint.file_of.get(entry.name) == file else None
+            if values is None and not whole:
+                continue
+            try:
+                for piece in self._pieces(shard, entry, values):
+                    if whole:
+                        digest.update(piece.view(torch.uint8).numpy().data)
+                    if values is not None:
+                        values.add(piece)
+                self._finish(entry, values)
+            except CheckpointError as error:
+                whole = False
+                if values is not None:
+                    found = self.floats if isinstance(values, FloatSums) else self.linears
+                    found.error("shard.damaged", error.message, tensor=entry.name, fix=error.tip)
+        if whole:
+            self.hashes[file] = digest.hexdigest()
+
+    def _values(self, entry: TensorEntry) -> FloatSums | IntegerRows | None:
+        """Return what collects the values of a tensor; None if they are not looked at here."""
+        module, _, suffix = entry.name.rpartition(".")
+        if not self.checked.reads(module):
+            return None
+        if entry.dtype in FLOATS:
+            return FloatSums(entry)
+        scheme = self.checked.schemes.get(module, FLOAT)
+        looked_at = suffix == "weight" and scheme != FLOAT and module in self.checked.complete
+        return IntegerRows(module, scheme) if looked_at else None
+
+    def _pieces(
+        self, shard: Shard, entry: TensorEntry, values: FloatSums | IntegerRows | None
+    ) -> Iterator[torch.Tensor]:
+        columns = entry.shape[1] if isinstance(values, IntegerRows) else 1
+        step = max(_PIECE_BYTES // (columns * entry.dtype.itemsize), 1) * columns
+        total = entry.nbytes // entry.dtype.itemsize
+        for start in range(0, total, step):
+            if self.workers.stopping:
+                return
+            piece = shard.read_span(entry, start, min(start + step, total))
+            yield piece.view(-1, columns) if columns > 1 else piece
+
+    def _finish(self, entry: TensorEntry, values: FloatSums | IntegerRows | None) -> None:
+        if isinstance(values, FloatSums):
+            values.finish(self.floats, self.doubts)
+        elif values is not None:
+            module = entry.name.rpartition(".")[0]
+            check_linear(self.checkpoint, module, self.checked.schemes[module], values, self.linears, self.doubts)
