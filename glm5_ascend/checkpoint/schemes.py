@@ -69,5 +69,5 @@ def dequantize(scheme: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     q = integer_weight(scheme, tensors).float()
     if scheme == W8A8:
         # What the kernel multiplies with: deq_scale = input_scale * weight_scale.
-        return q * (tensors["deq_scale"] / tensors["input_scale"]).reshape(-1, 1)
-    return q * tensors["weight_scale"]
+        return q.mul_((tensors["deq_scale"] / tensors["input_scale"]).reshape(-1, 1))
+    return q.mul_(tensors["weight_scale"])

@@ -1,7 +1,8 @@
-"""Compare every weight with its source, one linear at a time."""
+"""Compare every weight with its source, one linear at a time in each thread."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,7 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.config_reader import completed, flat_keys
@@ -19,6 +21,7 @@ from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Weight
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import NO_ROTATION, ExpectedWeights, find_basis, moved_scale, silent_scale
+from glm5_ascend.verify.sample import Unit, units
 from glm5_ascend.verify.tolerances import LIMITS, WeightComparison
 
 #: Keys that libraries rewrite when they save a config.
@@ -39,12 +42,28 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
             fix="copy the whole output directory",
         )
         return
-    comparison = _SourceComparison(checked, ExpectedWeights(source, checked.checkpoint, basis), report)
-    for part in source.config.global_weights:
-        comparison.part("", part)
-    for layer in range(source.config.num_layers_with_mtp):
-        comparison.layer(layer)
-    comparison.close()
+    expected = ExpectedWeights(source, checked.checkpoint, basis)
+
+    def compare(unit: Unit) -> _UnitComparison:
+        comparison = _UnitComparison(checked, expected, unit, report)
+        for part in unit.weights:
+            comparison.part(part)
+        return comparison
+
+    skipped: list[str] = []
+    with Workers(len(os.sched_getaffinity(0))) as workers:
+        for comparison in workers.map(compare, units(source.config)):
+            report.findings += comparison.report.findings
+            report.errors_by_tensor += comparison.errors
+            skipped += comparison.skipped
+    if skipped:
+        report.warning(
+            "against.skipped",
+            f"{len(skipped)} linears could not be compared, their rotation is not stored (no provenance): "
+            f"{', '.join(skipped[:3])}, ...",
+            file=PROVENANCE_NAME,
+            fix="only checkpoints written by glm5-ascend carry the seed of all rotations",
+        )
     if checked.global_rotation is not None and basis is not NO_ROTATION and ROT_NAME in checked.checkpoint.entries:
         _check_rot(checked, source, report)
 
@@ -81,93 +100,87 @@ def _check_rot(checked: Checked, source: SourceCheckpoint, report: Report) -> No
         report.error("against.mismatch", why, tensor=ROT_NAME, fix="quantize again")
 
 
-class _SourceComparison:
-    """Walks the layers in order: a moved scale is measured at its source linear and used at its targets."""
+class _UnitComparison:
+    """Walks the weights of a unit in order: a moved scale is measured at its source linear and used at its targets."""
 
-    def __init__(self, checked: Checked, expected: ExpectedWeights, report: Report) -> None:
-        self.checkpoint, self.schemes, self.complete = checked.checkpoint, checked.schemes, checked.complete
-        self.expected, self.report = expected, report
+    def __init__(self, checked: Checked, expected: ExpectedWeights, unit: Unit, report: Report) -> None:
+        self.checked, self.checkpoint, self.expected = checked, checked.checkpoint, expected
+        self.report = Report(report.directory, report.against, file_of=report.file_of)
+        self.errors: list[WeightError] = []
         self.skipped: list[str] = []
-        self._pairs: dict[str, Subgraph] = {}  # by source module, of the layer at hand
-        self._scales: dict[str, torch.Tensor | None] = {}  # by target module; None: its source could not be compared
+        self.prefix = unit.prefix
+        # The scale of norm-linear is in the stored norm.
+        moved = [subgraph for subgraph in unit.subgraphs if subgraph.kind != "norm-linear"]
+        self._pairs = {self.prefix + subgraph.source: subgraph for subgraph in moved}
+        #: By target module; None: its source could not be compared.
+        self._scales: dict[str, torch.Tensor | None] = {
+            self.prefix + target: None for subgraph in moved for target in subgraph.targets
+        }
         self._silent: dict[str, torch.Tensor] = {}  # by target module: bool [K], columns whose input is always zero
 
-    def layer(self, layer: int) -> None:
-        """Compare the weights of one layer; routed experts come last, each with its own pair."""
-        config, prefix = self.checkpoint.config, self.checkpoint.config.spec.layer_prefix(layer)
-        self._start(prefix, config.subgraphs(layer))
-        for part in config.backbone(layer):
-            self.part(prefix, part)
-        for expert in range(config.n_routed_experts if config.is_moe(layer) else 0):
-            self._start(prefix, self.checkpoint.config.spec.expert_subgraphs(expert))
-            for part in self.checkpoint.config.spec.expert_linears(expert):
-                self.part(prefix, part)
-
-    def _start(self, prefix: str, subgraphs: tuple[Subgraph, ...]) -> None:
-        """Set the pairs between which a scale may have moved; the scale of norm-linear is in the stored norm."""
-        moved = [subgraph for subgraph in subgraphs if subgraph.kind != "norm-linear"]
-        self._pairs = {prefix + subgraph.source: subgraph for subgraph in moved}
-        self._scales = {prefix + target: None for subgraph in moved for target in subgraph.targets}
-        self._silent = {}
-
-    def part(self, prefix: str, part: Weight) -> None:
+    def part(self, part: Weight) -> None:
         """Compare one weight; an unreadable one is a finding."""
-        module = prefix + part.name
+        module, name = self.prefix + part.name, self.prefix + part.tensor_name
+        if not self.checked.reads(name.rpartition(".")[0]):
+            return
         try:
             if isinstance(part, Linear):
-                self._linear(prefix, part, module)
+                self._linear(part, module)
             elif isinstance(part, Parameter):
-                self._same_values(prefix + part.tensor_name)
+                self._same_values(name)
             elif part.role != "norm":  # norms are part of the linears that read them
-                self.unchanged(prefix + part.tensor_name)
+                self.unchanged(name)
         except CheckpointError as error:
             self.report.error("shard.damaged", error.message, tensor=module, fix=error.tip)
 
     def unchanged(self, name: str) -> None:
         """Compare a tensor that rotation and smoothing do not change."""
-        if name in self.complete:
+        if name in self.checked.complete:
             comparison, tensor = WeightComparison(), self.checkpoint.read(name).float()
             comparison.add(torch.atleast_2d(tensor), torch.atleast_2d(self.expected.source.read(name)))
             self._record(name, FLOAT, comparison)
 
     def _same_values(self, name: str) -> None:
         """Compare a tensor that is carried over: every value, in any dtype that holds it."""
-        if name not in self.complete:
+        if name not in self.checked.complete:
             return
         expected = self.expected.source.read(name).to(self.expected.source.dtype(name))
         if not torch.equal(self.checkpoint.read(name).float(), expected.float()):
             why = f"does not match {self.report.against}: it is carried over, so every value must be the source's"
             self.report.error("against.mismatch", why, tensor=name, fix="copy the checkpoint again, or quantize again")
 
-    def _linear(self, prefix: str, part: Linear, module: str) -> None:
-        needed = {module, *(f"{prefix}{norm}.weight" for norm in part.norm)}
+    def _linear(self, part: Linear, module: str) -> None:
+        needed = {module, *(f"{self.prefix}{norm}.weight" for norm in part.norm)}
         scale = self._scales.get(module, torch.ones(1))
-        if not needed <= self.complete:
+        if not needed <= self.checked.complete:
             return  # already reported
         if scale is None or not self.expected.knows(part):
             self.skipped.append(module)
             return
-        scheme = self.schemes[module]
+        scheme = self.checked.schemes[module]
         stored = clipped = None
         if scheme != FLOAT:
             tensors = read_linear(self.checkpoint, module, scheme)
             stored = dequantize(scheme, tensors)
             clipped = integer_weight(scheme, tensors).abs() >= 7 if scheme == W4A8_DYNAMIC else None
         comparison = WeightComparison()
-        # Embedding and heads are FLOAT and in no pair: only they are too large to be in memory whole.
-        whole = stored is not None or module in self._pairs
-        for first, last, reference in self.expected.rows(prefix, part, whole):
-            weight = self.checkpoint.read_rows(f"{module}.weight", first, last).float() if stored is None else stored
+        # Embedding and heads are in no pair: they are too large to be in memory whole.
+        whole = module in self._pairs or module in self._silent
+        for first, last, reference in self.expected.rows(self.prefix, part, whole):
+            if stored is None:
+                weight = self.checkpoint.read_rows(f"{module}.weight", first, last).float()
+            else:
+                weight = stored[first:last]
             if module in self._pairs:
-                self._undo(prefix, self._pairs[module], reference, weight)
+                self._undo(self._pairs[module], reference, weight)
             reference.mul_(scale)
             if module in self._silent:
                 silent = self._silent[module]
                 reference[:, silent] *= silent_scale(reference[:, silent], weight[:, silent])
-            comparison.add(weight, reference, clipped)
+            comparison.add(weight, reference, None if clipped is None else clipped[first:last])
         self._record(module, scheme, comparison)
 
-    def _undo(self, prefix: str, pair: Subgraph, reference: torch.Tensor, weight: torch.Tensor) -> None:
+    def _undo(self, pair: Subgraph, reference: torch.Tensor, weight: torch.Tensor) -> None:
         """Multiply the rows of `weight` by the scale that was moved out of them, as the targets' references will be.
 
         `reference` is not divided by it: an unimportant channel can have a scale so small that its row would dominate
@@ -178,30 +191,16 @@ class _SourceComparison:
         scale = moved_scale(reference[rows], weight[rows])
         silent = ~weight[rows].any(1)
         weight[rows] *= scale[:, None]
-        self._scales |= {prefix + target: scale for target in pair.targets}
+        self._scales |= {self.prefix + target: scale for target in pair.targets}
         if bool(silent.any()):
-            self._silent |= {prefix + target: silent for target in pair.targets}
+            self._silent |= {self.prefix + target: silent for target in pair.targets}
 
     def _record(self, module: str, scheme: str, comparison: WeightComparison) -> None:
         verdict = comparison.judge(scheme)
-        assert self.report.errors_by_tensor is not None
-        self.report.errors_by_tensor.append(
-            WeightError(module, scheme, verdict.whole, verdict.row_error, verdict.whole_limit)
-        )
+        self.errors.append(WeightError(module, scheme, verdict.whole, verdict.row_error, verdict.whole_limit))
         if not verdict.ok:
             name = f"{module}.weight" if f"{module}.weight" in self.checkpoint.entries else module
             fix = "scales, nibble order, rotation or the weight itself are wrong: quantize again"
             self.report.error(
                 "against.mismatch", f"does not match {self.report.against}: {verdict}", tensor=name, fix=fix
-            )
-
-    def close(self) -> None:
-        """Report the linears that were not compared because their rotation is unknown."""
-        if self.skipped:
-            self.report.warning(
-                "against.skipped",
-                f"{len(self.skipped)} linears could not be compared, their rotation is not stored (no provenance): "
-                f"{', '.join(self.skipped[:3])}, ...",
-                file=PROVENANCE_NAME,
-                fix="only checkpoints written by glm5-ascend carry the seed of all rotations",
             )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glm5_ascend.checkpoint.checks.loaded_checkpoint import PIECE, LoadedCheckpoint
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.source import SourceCheckpoint
@@ -23,6 +23,10 @@ from glm5_ascend.verify.checked import Checked
 
 #: fp32 round-off between the stored Q and the one made again from the seed.
 _SAME_ROTATION = 1e-4
+
+
+#: Weights whose rows are compared at a time where rows are independent.
+ROWS = 1 << 20
 
 
 class ResidualRotation:
@@ -90,12 +94,12 @@ class ExpectedWeights:
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (first row, end row, W_ref of these rows); in one piece if `whole` or if rotation mixes rows."""
         count, columns = part.shape(self.checkpoint.config.sizes)
-        step = count if whole or part.basis_out != FIXED else max(PIECE // columns, 1)
+        step = count if whole or part.basis_out != FIXED else max(ROWS // columns, 1)
         before, after = self._gains(prefix, part)
         for first in range(0, count, step):
             last = min(first + step, count)
-            weight = self.source.read_rows(prefix + part.tensor_name, first, last) * before
-            yield first, last, self.basis.rotate_weight(weight, part.basis_in, part.basis_out) * after
+            weight = self.source.read_rows(prefix + part.tensor_name, first, last).mul_(before)
+            yield first, last, self.basis.rotate_weight(weight, part.basis_in, part.basis_out).mul_(after)
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
         if not part.norm:

@@ -67,10 +67,10 @@ def check_hashes(
     try:
         unread = [name for name in same_size if name not in {*hashes, *without}]
         facts_read = file_facts(checkpoint.directory, unread)
-        found = {name: facts_read[name]["sha256"] for name in unread} | dict(hashes)
+        sha256 = {name: facts_read[name]["sha256"] for name in unread} | dict(hashes)
         for name in same_size:
-            if name in found and found[name] != recorded[name].get("sha256"):
-                changed[name] = f"not the bytes that were written: sha256 is {found[name][:16]}..."
+            if name in sha256 and sha256[name] != recorded[name].get("sha256"):
+                changed[name] = f"not the bytes that were written: sha256 is {sha256[name][:16]}..."
     except OSError as error:  # of a failing disk; it does not always say which file
         where = Path(error.filename).name if error.filename else "a recorded file"
         report.error("shard.damaged", f"cannot be read: {error.strerror}", file=where, fix="copy the checkpoint again")

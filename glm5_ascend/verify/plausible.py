@@ -198,8 +198,8 @@ def _arranged(facts: list[Fact], modules: Mapping[str, int]) -> list[Fact]:
 
 def in_order(findings: list[CheckpointFinding], modules: Mapping[str, int]) -> list[CheckpointFinding]:
     """Return the findings about tensors of these modules, in the order of the modules' numbers."""
-    found = [(modules.get((finding.tensor or "").rpartition(".")[0], -1), finding) for finding in findings]
-    return [finding for number, finding in sorted(found, key=lambda pair: pair[0]) if number >= 0]
+    numbered = [(modules.get((finding.tensor or "").rpartition(".")[0], -1), finding) for finding in findings]
+    return [finding for number, finding in sorted(numbered, key=lambda pair: pair[0]) if number >= 0]
 
 
 def _kind(name: str) -> str:

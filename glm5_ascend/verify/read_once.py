@@ -1,7 +1,7 @@
 """One reading of every shard: hashes, finite floats, and the rows of integers, while the bytes are in the cache.
 
-Each thread reads one shard, from its first byte to its last, in pieces of 2 MiB: that, and a few numbers per row of one
-linear, is the memory of a thread.
+Each thread reads one shard, from its first byte to its last, in pieces of 2 MiB; a second one hashes them.
+Two pieces, and a few numbers per row of one linear, are the memory of a thread.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -76,31 +77,28 @@ class _Reader:
         self.hashes: dict[str, str] = {}
 
     def shard(self, file: str) -> None:
-        shard, digest = self.checkpoint.shards[file], hashlib.sha256()
-        whole = file in self.hashed
-        try:
-            with shard.path.open("rb") as header:
-                digest.update(header.read(shard.data_start) if whole else b"")
-        except OSError:
-            whole = False  # `check_hashes` reports it
-        for entry in sorted(shard.entries.values(), key=lambda entry: (entry.start, entry.end)):
-            values = self._values(entry) if self.checkpoint.file_of.get(entry.name) == file else None
-            if values is None and not whole:
-                continue
-            try:
-                for piece in self._pieces(shard, entry, values):
-                    if whole:
-                        digest.update(piece.view(torch.uint8).numpy().data)
+        """Read one shard; of a hash that is missing then `check_hashes` says why."""
+        shard = self.checkpoint.shards[file]
+        with _Hasher() as hasher:
+            whole = file in self.hashed and hasher.header(shard)
+            for entry in sorted(shard.entries.values(), key=lambda entry: (entry.start, entry.end)):
+                values = self._values(entry) if self.checkpoint.file_of.get(entry.name) == file else None
+                if values is None and not whole:
+                    continue
+                try:
+                    for piece in self._pieces(shard, entry, values):
+                        if whole:
+                            hasher.add(piece)
+                        if values is not None:
+                            values.add(piece)
+                    self._finish(entry, values)
+                except CheckpointError as error:
+                    whole = False
                     if values is not None:
-                        values.add(piece)
-                self._finish(entry, values)
-            except CheckpointError as error:
-                whole = False
-                if values is not None:
-                    found = self.floats if isinstance(values, FloatSums) else self.linears
-                    found.error("shard.damaged", error.message, tensor=entry.name, fix=error.tip)
+                        report = self.floats if isinstance(values, FloatSums) else self.linears
+                        report.error("shard.damaged", error.message, tensor=entry.name, fix=error.tip)
         if whole:
-            self.hashes[file] = digest.hexdigest()
+            self.hashes[file] = hasher.digest.hexdigest()
 
     def _values(self, entry: TensorEntry) -> FloatSums | IntegerRows | None:
         """Return what collects the values of a tensor; None if they are not looked at here."""
@@ -131,3 +129,31 @@ class _Reader:
         elif values is not None:
             module = entry.name.rpartition(".")[0]
             check_linear(self.checkpoint, module, self.checked.schemes[module], values, self.linears, self.doubts)
+
+
+class _Hasher:
+    """The hash of one shard; a thread of its own adds a piece while the checks look at it."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hash")
+        self._adding: Future[None] | None = None
+
+    def __enter__(self) -> _Hasher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def header(self, shard: Shard) -> bool:
+        try:
+            with shard.path.open("rb") as file:
+                self.digest.update(file.read(shard.data_start))
+        except OSError:
+            return False
+        return True
+
+    def add(self, piece: torch.Tensor) -> None:
+        if self._adding is not None:
+            self._adding.result()  # at most two pieces are in memory
+        self._adding = self._pool.submit(self.digest.update, piece.view(torch.uint8).numpy().data)

@@ -12,9 +12,28 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.types import FLOAT, ROT_NAME
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.spec import Vector
+from glm5_ascend.model.spec import Linear, Subgraph, Weight
 
+_NUMBER = re.compile(r"\.\d+\.")
 _TEXT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%(?:,seed=(\d{1,9}))?")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that no scale leaves: a layer without its routed experts, one of these, or what is in no layer.
+
+    Attributes:
+        subgraphs: pairs between which a scale may have moved.
+    """
+
+    prefix: str
+    weights: tuple[Weight, ...]
+    subgraphs: tuple[Subgraph, ...]
+
+    @property
+    def modules(self) -> list[str]:
+        """Full names of its tensors but for their last word, in which those of a quantized linear differ."""
+        return [(self.prefix + weight.tensor_name).rpartition(".")[0] for weight in self.weights]
 
 
 @dataclass(frozen=True)
@@ -40,29 +59,28 @@ class Share:
         Args:
             schemes: type of every linear, by full module name.
         """
-        chance, alike = Random(self.seed), defaultdict[tuple[tuple[str, str], ...], list[str]](list)
-        for prefix, names in _units(config):
-            alike[tuple((name, schemes.get(prefix + name, FLOAT)) for name in names)].append(prefix)
-        always = frozenset(prefix + part.name for prefix, part in config.all_weights() if isinstance(part, Vector))
+        chance, alike = Random(self.seed), defaultdict[tuple[tuple[str, str], ...], list[Unit]](list)
+        for unit in units(config):
+            kinds = ((_NUMBER.sub(".N.", name), schemes.get(name, FLOAT)) for name in unit.modules)
+            alike[tuple(kinds)].append(unit)
+        small = (prefix + part.tensor_name for prefix, part in config.all_weights() if not isinstance(part, Linear))
+        always = frozenset(name.rpartition(".")[0] for name in (ROT_NAME, *small))
         return always.union(
-            [ROT_NAME.removesuffix(".weight")],
-            (
-                prefix + name
-                for weights, prefixes in alike.items()
-                for prefix in chance.sample(prefixes, max(1, round(self.share * len(prefixes))))
-                for name, _ in weights
-            ),
+            module
+            for same in alike.values()
+            for unit in chance.sample(same, max(1, round(self.share * len(same))))
+            for module in unit.modules
         )
 
 
-def _units(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
-    """Prefixes, and the modules behind them, between which no scale moves."""
-    yield "", [part.name for part in config.spec.global_weights]
+def units(config: ModelConfig) -> Iterator[Unit]:
+    """All weights of the model, in order."""
+    yield Unit("", config.global_weights, ())
     for layer in range(config.num_layers_with_mtp):
         prefix = config.spec.layer_prefix(layer)
-        yield prefix, [part.name for part in config.backbone(layer)]
+        yield Unit(prefix, config.backbone(layer), config.subgraphs(layer))
         for expert in range(config.n_routed_experts if config.is_moe(layer) else 0):
-            yield f"{prefix}{config.spec.expert_prefix(expert)}.", [part.name for part in config.spec.expert]
+            yield Unit(prefix, config.spec.expert_linears(expert), config.spec.expert_subgraphs(expert))
 
 
 def not_read(checkpoint: LoadedCheckpoint, sample: frozenset[str]) -> str:

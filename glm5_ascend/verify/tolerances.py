@@ -35,6 +35,8 @@ _SCATTER = 8.0
 _LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
 _SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
 _TINY = 1e-30
+#: Elements worked on at a time: what a core's cache holds a few times.
+_BLOCK = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -70,22 +72,28 @@ class WeightComparison:
 
     def __init__(self) -> None:
         self._rows: list[torch.Tensor] = []  # [4, n]: error, weight, error along the weight, largest magnitude
-        self._columns: list[torch.Tensor] = []  # [3, K]: error, weight, error along the weight
+        self._columns: torch.Tensor | float = 0.0  # fp64 [3, K]: error, weight, error along the weight
 
     def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None = None) -> None:
         """Add rows [n, K]: dequantized weights and references; `clipped` marks elements that may be too small."""
+        step = max(_BLOCK // weight_rows.shape[1], 1)
+        for first in range(0, len(weight_rows), step):
+            rows = slice(first, first + step)
+            self._add(weight_rows[rows], reference[rows], None if clipped is None else clipped[rows])
+
+    def _add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None) -> None:
         difference = weight_rows - reference
         along, error, weight = difference * reference, difference.square_(), reference.square()
         self._rows.append(torch.stack([error.sum(1), weight.sum(1), along.sum(1), reference.abs().amax(1)]))
         if clipped is not None:
             clipped = clipped & (weight_rows.abs() < reference.abs())
             along, error, weight = (sums.masked_fill_(clipped, 0) for sums in (along, error, weight))
-        self._columns.append(torch.stack([error.sum(0), weight.sum(0), along.sum(0)]))
+        self._columns = self._columns + torch.stack([error.sum(0), weight.sum(0), along.sum(0)]).double()
 
     def judge(self, scheme: str) -> Verdict:
         """Return the errors of all added rows, with the limits of `scheme`."""
         error, weight, along, peak = torch.cat(self._rows, dim=1)
-        column_error, column_weight, column_along = torch.stack(self._columns).sum(0)
+        column_error, column_weight, column_along = torch.as_tensor(self._columns).float()
         # Squares of what correct rounding may cost per element of each row.
         step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
         columns = len(column_error)
