@@ -17,7 +17,7 @@ from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.config_reader import completed, flat_keys
-from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Weight
+from glm5_ascend.model.spec import Linear, Parameter, Weight
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import NO_ROTATION, ExpectedWeights, find_basis, moved_scale, silent_scale
@@ -157,43 +157,34 @@ class _UnitComparison:
         if scale is None or not self.expected.knows(part):
             self.skipped.append(module)
             return
-        scheme = self.checked.schemes[module]
-        stored = clipped = None
-        if scheme != FLOAT:
-            tensors = read_linear(self.checkpoint, module, scheme)
-            stored = dequantize(scheme, tensors)
-            clipped = integer_weight(scheme, tensors).abs() >= 7 if scheme == W4A8_DYNAMIC else None
-        comparison = WeightComparison()
-        # Embedding and heads are in no pair: they are too large to be in memory whole.
-        whole = module in self._pairs or module in self._silent
-        for first, last, reference in self.expected.rows(self.prefix, part, whole):
-            if stored is None:
-                weight = self.checkpoint.read_rows(f"{module}.weight", first, last).float()
-            else:
-                weight = stored[first:last]
-            if module in self._pairs:
-                self._undo(self._pairs[module], reference, weight)
+        scheme, pair, silent = self.checked.schemes[module], self._pairs.get(module), self._silent.get(module)
+        selected = None if pair is None else self.checkpoint.config.source_rows(pair)
+        tensors = read_linear(self.checkpoint, module, scheme, weight=False)
+        comparison, moved = WeightComparison(), []
+        for first, last, reference in self.expected.rows(self.prefix, part, bool(selected) or silent is not None):
+            weight, clipped = self._stored_rows(module, scheme, tensors, first, last)
+            if pair is not None:
+                moved.append(_undo(reference, weight, slice(None) if selected is None else torch.tensor(selected)))
             reference.mul_(scale)
-            if module in self._silent:
-                silent = self._silent[module]
+            if silent is not None:
                 reference[:, silent] *= silent_scale(reference[:, silent], weight[:, silent])
-            comparison.add(weight, reference, None if clipped is None else clipped[first:last])
+            comparison.add(weight, reference, clipped)
         self._record(module, scheme, comparison)
+        if pair is not None:
+            scales, silences = (torch.cat(rows) for rows in zip(*moved, strict=True))
+            self._scales |= {self.prefix + target: scales for target in pair.targets}
+            if bool(silences.any()):
+                self._silent |= {self.prefix + target: silences for target in pair.targets}
 
-    def _undo(self, pair: Subgraph, reference: torch.Tensor, weight: torch.Tensor) -> None:
-        """Multiply the rows of `weight` by the scale that was moved out of them, as the targets' references will be.
-
-        `reference` is not divided by it: an unimportant channel can have a scale so small that its row would dominate
-        every column.
-        """
-        selected = self.checkpoint.config.source_rows(pair)
-        rows = torch.arange(len(reference)) if selected is None else torch.tensor(selected)
-        scale = moved_scale(reference[rows], weight[rows])
-        silent = ~weight[rows].any(1)
-        weight[rows] *= scale[:, None]
-        self._scales |= {self.prefix + target: scale for target in pair.targets}
-        if bool(silent.any()):
-            self._silent |= {self.prefix + target: silent for target in pair.targets}
+    def _stored_rows(
+        self, module: str, scheme: str, tensors: dict[str, torch.Tensor], first: int, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Dequantized rows, fp32, and where INT4 may have clipped them; `tensors`: all but the weight."""
+        packed = 2 if scheme == W4A8_DYNAMIC else 1
+        rows = {suffix: tensor[first:last] if len(tensor) > 1 else tensor for suffix, tensor in tensors.items()}
+        rows["weight"] = self.checkpoint.read_rows(f"{module}.weight", first // packed, last // packed)
+        clipped = integer_weight(scheme, rows).abs() >= 7 if scheme == W4A8_DYNAMIC else None
+        return dequantize(scheme, rows), clipped
 
     def _record(self, module: str, scheme: str, comparison: WeightComparison) -> None:
         verdict = comparison.judge(scheme)
@@ -204,3 +195,16 @@ class _UnitComparison:
             self.report.error(
                 "against.mismatch", f"does not match {self.report.against}: {verdict}", tensor=name, fix=fix
             )
+
+
+def _undo(
+    reference: torch.Tensor, weight: torch.Tensor, rows: slice | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply `rows` of `weight` by the scale that was moved out of them, as the targets' references will be.
+
+    `reference` is not divided by it: an unimportant channel can have a scale so small that its row would dominate every
+    column. Returns the scale, and which rows are all zero.
+    """
+    scale, silent = moved_scale(reference[rows], weight[rows]), ~weight[rows].any(1)
+    weight[rows] *= scale[:, None]
+    return scale, silent

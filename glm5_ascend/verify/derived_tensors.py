@@ -13,7 +13,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.packing import scale_bias, scale_bias_of, unpack_int4
-from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, stored_tensors
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, stored_tensors
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.integer_rows import IntegerRows
 from glm5_ascend.verify.plausible import Doubts
@@ -54,8 +54,8 @@ def check_linear(
 
 
 def read_linear(checkpoint: LoadedCheckpoint, module: str, scheme: str, weight: bool = True) -> dict[str, torch.Tensor]:
-    """Read the stored tensors of a quantized linear by suffix; deq_scale as fp32 for any stored dtype."""
-    suffixes = [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
+    """Read the stored tensors of a linear by suffix; deq_scale as fp32 for any stored dtype."""
+    suffixes = ["weight"] if scheme == FLOAT else [stored.suffix for stored in stored_tensors(scheme, (8, 16), module)]
     names = {suffix: f"{module}.{suffix}" for suffix in suffixes if weight or suffix != "weight"}
     tensors = {suffix: checkpoint.read(name) for suffix, name in names.items() if name in checkpoint.entries}
     deq = tensors.get("deq_scale")

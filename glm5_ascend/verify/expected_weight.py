@@ -92,14 +92,17 @@ class ExpectedWeights:
         return all_known or {part.basis_in, part.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
 
     def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Yield (first row, end row, W_ref of these rows); in one piece if `whole` or if rotation mixes rows."""
+        """Yield (first row, end row, W_ref of these rows): an even number of rows, or all if `whole`."""
         count, columns = part.shape(self.checkpoint.config.sizes)
-        step = count if whole or part.basis_out != FIXED else max(ROWS // columns, 1)
+        step = count if whole else max(ROWS // columns // 2, 1) * 2
+        read = step if part.basis_out == FIXED else count  # else rotation mixes rows
         before, after = self._gains(prefix, part)
-        for first in range(0, count, step):
-            last = min(first + step, count)
-            weight = self.source.read_rows(prefix + part.tensor_name, first, last).mul_(before)
-            yield first, last, self.basis.rotate_weight(weight, part.basis_in, part.basis_out).mul_(after)
+        for start in range(0, count, read):
+            weight = self.source.read_rows(prefix + part.tensor_name, start, min(start + read, count)).mul_(before)
+            weight = self.basis.rotate_weight(weight, part.basis_in, part.basis_out)
+            for first in range(0, len(weight), step):
+                rows = weight[first : first + step].mul_(after)
+                yield start + first, start + first + len(rows), rows
 
     def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
         if not part.norm:

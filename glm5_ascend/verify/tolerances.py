@@ -86,8 +86,8 @@ class WeightComparison:
         along, error, weight = difference * reference, difference.square_(), reference.square()
         self._rows.append(torch.stack([error.sum(1), weight.sum(1), along.sum(1), reference.abs().amax(1)]))
         if clipped is not None:
-            clipped = clipped & (weight_rows.abs() < reference.abs())
-            along, error, weight = (sums.masked_fill_(clipped, 0) for sums in (along, error, weight))
+            mask = (~(clipped & (weight_rows.abs() < reference.abs()))).float()
+            along, error, weight = (sums.mul_(mask) for sums in (along, error, weight))  # faster than masked_fill_
         self._columns = self._columns + torch.stack([error.sum(0), weight.sum(0), along.sum(0)]).double()
 
     def judge(self, scheme: str) -> Verdict:
