@@ -128,8 +128,8 @@ def test_shallow_reads_no_values(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_large_tensors_are_read_in_pieces(tiny_w4a8: Path, tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verify(tiny_w4a8, against=tiny_source)
-    monkeypatch.setattr("glm5_ascend.checkpoint.checks.loaded_checkpoint.PIECE", 1000)
-    monkeypatch.setattr("glm5_ascend.verify.expected_weight.PIECE", 1000)
+    for size in ("read_once._PIECE_BYTES", "expected_weight.ROWS", "tolerances._BLOCK"):
+        monkeypatch.setattr(f"glm5_ascend.verify.{size}", 1000)
     pieces = verify(tiny_w4a8, against=tiny_source)
     assert_clean(pieces)
     for a, b in zip(whole.errors_by_tensor or (), pieces.errors_by_tensor or (), strict=True):
