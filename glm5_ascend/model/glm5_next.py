@@ -278,9 +278,12 @@ GLM5_NEXT = ModelSpec(
     embedding=f"{_LANGUAGE}embed_tokens",
     final_norm=f"{_LANGUAGE}norm",
     layers_prefix=f"{_LANGUAGE}layers.",
+    vllm_ascend="vllm-ascend 0.30",
     lacks={
         "analyze": "it probes a layer with one residual stream",
         "plan": "its operators are not there",
+        "verify --engine sglang": "SGLang's loader of it was not tried",
+        "verify --engine vllm": "vLLM's own code for it needs a GPU or an NPU",
         "serve on a CPU": "vLLM's own code for it needs a GPU or an NPU",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
     },

@@ -176,6 +176,7 @@ class ModelSpec:
         tower: weights beside the language model.
         processor_files: files that turn images into the tower's input; one of them is needed.
         token_keys: further keys of config.json that are token ids.
+        vllm_ascend: name of the first line of vllm-ascend (engine_lines.py) that loads it.
         lacks: commands and steps that do not support this architecture, and why.
         mtp_input: MTP modules that compute the layer's input, besides the embedding.
         mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
@@ -233,6 +234,7 @@ class ModelSpec:
     tower: Tower | None = None
     processor_files: tuple[str, ...] = ()
     token_keys: tuple[str, ...] = ()
+    vllm_ascend: str = "vllm-ascend 0.23"
     lacks: Mapping[str, str] = field(default_factory=dict)
     router: str = "mlp.gate"
     other_names: tuple[tuple[str, str], ...] = ()

@@ -20,7 +20,7 @@ from glm5_ascend.checkpoint.types import (
     W4A8_DYNAMIC,
     W8A8_DYNAMIC,
 )
-from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023
+from glm5_ascend.engine_lines import LINES, SGLANG_05
 
 if TYPE_CHECKING:  # it loads torch
     from glm5_ascend.checkpoint.checks.report import Report
@@ -39,10 +39,9 @@ class ServingEngine(StrEnum):
     vllm = "vllm"
 
 
-#: Version of each engine that this module describes.
+#: Version of each engine that this module describes; that of vllm-ascend depends on the model.
 VERSIONS = {
     ServingEngine.sglang: f"SGLang {SGLANG_05.tested[0]}",
-    ServingEngine.vllm_ascend: f"vllm-ascend {VLLM_ASCEND_023.tested[0]}",
     ServingEngine.vllm: "vLLM on a CPU, with the plugin of this package",
 }
 
@@ -57,7 +56,9 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
             replace(f, level="warning") if f.id == "mtp.rot_file" else f for f in report.findings
         ]  # the index is enough for vLLM
         notes = []
-    report.engine = EngineAnswer(str(engine), VERSIONS[engine], report.ok, notes)
+    line = LINES[checked.checkpoint.config.spec.vllm_ascend]
+    version = VERSIONS.get(engine, f"vllm-ascend {line.tested[0]}")
+    report.engine = EngineAnswer(str(engine), version, report.ok, notes)
 
 
 def _sglang_types(checked: Checked, report: Report) -> None:

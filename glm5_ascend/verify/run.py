@@ -42,6 +42,8 @@ def verify(options: VerifyOptions) -> Report:
     other = None if options.against is None else Path(options.against)
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
+    if engine is not None:
+        checkpoint.config.require(f"verify --engine {engine}")
     check_text_files(checkpoint, report)
     share = None if options.sample is None else Share.parse(options.sample)
     # A wrong `against` is reported before the long read.

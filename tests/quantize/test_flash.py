@@ -198,18 +198,25 @@ def test_bad_input_is_one_line_and_nothing_is_lost(case: str, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_vllm_ascend_of_the_right_line_is_named(tiny_quantized: Quantized, tiny_flash: Path) -> None:
+    report = verify(tiny_quantized("flash-w4a8", tiny_flash), engine="vllm-ascend", deep=False)
+    assert report.engine is not None and report.engine.version == "vllm-ascend 0.30.0rc2"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (("quantize", "{flash}", "{out}"), "recipe w4a8: GLM-5.3-Flash cannot be rotated"),
         (("quantize", "{flash}", "{out}", "--recipe", "rtn-w4a8"), "bf16 only"),
         (("analyze", "{flash}"), "analyze does not take GLM-5.3-Flash yet"),
+        (("verify", "{w4a8}", "--engine", "sglang"), "verify --engine sglang does not take GLM-5.3-Flash yet"),
         (("plan", "{flash}"), "plan does not take GLM-5.3-Flash yet"),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
 )
 def test_what_flash_does_not_have_is_refused(
-    command: tuple[str, ...], words: str, tiny_flash: Path, tmp_path: Path
+    command: tuple[str, ...], words: str, tiny_flash: Path, tiny_quantized: Quantized, tmp_path: Path
 ) -> None:
-    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out") for word in command))
+    w4a8 = tiny_quantized("flash-w4a8", tiny_flash)
+    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out", w4a8=w4a8) for word in command))
     assert_one_clear_line(done, 2, words)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from glm5_ascend.deploy.profiles.file import SwitchKeys
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.engine_lines import SGLANG, VLLM_ASCEND_030
 
 README = Path(__file__).parents[3] / "deploy/README.md"
 HEAD = "| profile | weights | TP / DP / DCP | tokens | on | accepted by |\n|---|---|---|---|---|---|\n"
@@ -27,6 +27,8 @@ def row(profile: Profile, role: Role) -> str:
         layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
         tokens = args["max-model-len"]
         accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32, runs in CI"
+        if profile.line is VLLM_ASCEND_030:
+            accepted = "weights: loader of vllm-ascend 0.30.0rc2"
     on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if is_on(switch, role))
     cells = [f"{name} ({role.nodes} x {machine})", profile.weights["recipe"], layout, f"{tokens:,}", on, accepted]
     return f"| {' | '.join(cells)} |\n"
