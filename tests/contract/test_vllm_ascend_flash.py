@@ -6,19 +6,23 @@ covered: the NPU's kernels, several ranks, graph mode, any forward.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.load import load as load_profile
 from tests.contract.support.loaded import Checkpoint, Loaded, read_loaded
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.contract.test_vllm_ascend_loader import EXPERTS, LINEAR
-from tests.support.tiny_flash import rename_as_msmodelslim
+from tests.support.tiny_flash import rename_as_msmodelslim, write_tiny_flash
 from tests.verify.support.editor import Checkpoint as Editor
 
 pytestmark = pytest.mark.contract
+PROFILES = {"a2-single-flash": 8, "a3-single-flash": 16}
 Load = Callable[[Path], dict[str, Loaded]]
 CASES = ("flash-w4a8", "flash-w8a8", "msModelSlim's names")
 DAMAGED = (
@@ -104,3 +108,28 @@ def test_damage_that_the_loader_does_not_notice_is_found(
         "language_model.model.layers.2.mlp.experts.w2_weight",
         "visual.merger.down_proj.weight",
     }
+
+
+def test_the_profiles_are_accepted(
+    vllm_ascend_030: VllmAscend, tiny_quantized: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By the real parser and configuration code of the line that the profiles are for."""
+    source = write_tiny_flash(
+        tmp_path / "source", num_attention_heads=16, num_key_value_heads=16, max_position_embeddings=1 << 20,
+        n_routed_experts=16, linear_attn_config=None, linear_num_heads=16, linear_head_dim=128,
+        linear_conv_kernel_dim=4, linear_lower_bound=-5.0,
+    )  # fmt: skip
+    model = tiny_quantized("flash-w4a8", source)
+    commands = {}
+    for name in PROFILES:
+        profile = load_profile(name)
+        built = command(profile, profile.role(None), ServerPlace(), str(model), [])
+        commands[name] = {"env": built.env, "argv": built.argv}
+    (tmp_path / "commands.json").write_text(json.dumps(commands))
+    vllm_ascend_030.run("profiles", tmp_path / "commands.json", tmp_path / "out.json")
+    answers = json.loads((tmp_path / "out.json").read_text())["commands"]
+    for name, dies in PROFILES.items():
+        assert "error" not in answers[name], answers[name]["error"]
+        became = answers[name]["became"]
+        assert became["quantization"] == "ascend" and became["tensor_parallel"] == dies and became["expert_parallel"]
+        assert became["draft_tokens"] == 5 and became["graph"] == "FULL_DECODE_ONLY"

@@ -21,6 +21,7 @@ from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.model.config_file import indexer_schedule
+from glm5_ascend.model.config_reader import spec_of
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
@@ -143,10 +144,16 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     if types:
         facts["group_size"] = checkpoint.group_size
     names, layers = tensor_names(directory), config.get("num_hidden_layers", 0)
+    spec = spec_of(config)
+    prefix = "model.layers." if spec is None else spec.layers_prefix
+    attention = {} if spec is None else spec.attention_kinds
+    kinds = [attention.get(kind, "sparse") for kind in (config.get("layer_types") or ())] if attention else []
+    facts["linear_attention"] = "linear" in kinds
     if names is not None:
-        indexers = [f"model.layers.{i}.self_attn.indexer.wk.weight" for i in range(layers)]
+        sparse = [i for i in range(layers) if kinds[i : i + 1] != ["linear"]]
+        indexers = [f"{prefix}{i}.self_attn.indexer.wk.weight" for i in sparse]
         facts["layers_without_indexer"] = sum(name not in names for name in indexers)
-        facts["mtp_tensors"] = sum(name.startswith(f"model.layers.{layers}.") for name in names)
+        facts["mtp_tensors"] = sum(name.startswith(f"{prefix}{layers}.") for name in names)
     if MOUNTS.is_file():
         mounts = MOUNTS.read_text(encoding="utf-8")
         facts["network_mount"] = machine.on_network_mount(directory.resolve(), mounts)

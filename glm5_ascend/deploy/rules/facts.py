@@ -40,6 +40,7 @@ FACTS = {
     "kv_b_quantized": "kv_b_proj is quantized",
     "group_size": "group_size of the description; None if absent",
     "shared_indexers": "config.json has indexer_types with shared layers",
+    "linear_attention": "the model has layers of linear attention (GLM-5.3-Flash)",
     "layers_without_indexer": "number of layers without indexer tensors in the index",
     "mtp_layers": "number of MTP layers in config.json",
     "mtp_tensors": "number of tensors of the MTP layer in the index",
@@ -113,8 +114,8 @@ FACTS = {
 COMMON = (
     "npu", "node", "nodes", "dies", "weights_gib", "device_count", "hbm_gib", "shm_gib", "memlock_unlimited",
     "open_files", "network_mount", "quantized", "model", "weights", "experts", "attention", "linear_types",
-    "kv_b_quantized", "shared_indexers", "layers_without_indexer", "mtp_layers", "mtp_tensors", "transformers",
-    "num_experts", "num_heads",
+    "kv_b_quantized", "shared_indexers", "linear_attention", "layers_without_indexer", "mtp_layers", "mtp_tensors",
+    "transformers", "num_experts", "num_heads",
 )  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
         "nodes": role.nodes,
         "dies": role.local_ranks * role.rank_dies,
     }
+    facts["linear_attention"] = any("Flash" in model for model in profile.models)
     facts |= {"num_experts": 256, "num_heads": 64, "replaced_json": ""}
     facts |= {part: profile.weights[part] for part in ("experts", "attention") if part in profile.weights}
     facts |= {"quantized": facts["npu"], "weights": short_name(profile.weights["experts"])}
