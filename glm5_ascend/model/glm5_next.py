@@ -282,9 +282,8 @@ GLM5_NEXT = ModelSpec(
     lacks={
         "analyze": "it probes a layer with one residual stream",
         "plan": "its operators are not there",
-        "verify --engine sglang": "SGLang's loader of it was not tried",
-        "verify --engine vllm": "vLLM's own code for it needs a GPU or an NPU",
-        "serve on a CPU": "vLLM's own code for it needs a GPU or an NPU",
+        "SGLang": "its loader was not tried",
+        "vLLM on a CPU": "its own code for this model needs a GPU or an NPU",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
     },
 )  # fmt: skip

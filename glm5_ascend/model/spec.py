@@ -177,7 +177,7 @@ class ModelSpec:
         processor_files: files that turn images into the tower's input; one of them is needed.
         token_keys: further keys of config.json that are token ids.
         vllm_ascend: name of the first line of vllm-ascend (engine_lines.py) that loads it.
-        lacks: commands and steps that do not support this architecture, and why.
+        lacks: commands, steps and engines that do not support this architecture, and why.
         mtp_input: MTP modules that compute the layer's input, besides the embedding.
         mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
         why_float: linears that no reader of the format loads quantized, and the reason.

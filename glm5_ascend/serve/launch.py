@@ -94,7 +94,7 @@ def launch(
 ) -> ServerCommand:
     """`serve` for a checkpoint that `check_directory` has read; calls `start` with the command."""
     if not on_ascend():
-        load_config(checkpoint.directory).require("serve on a CPU")
+        load_config(checkpoint.directory).require("vLLM on a CPU")
     vllm_args = normal_form(vllm_args, flag_table(line_here().flags))
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)

@@ -203,13 +203,23 @@ def test_vllm_ascend_of_the_right_line_is_named(tiny_quantized: Quantized, tiny_
     assert report.engine is not None and report.engine.version == "vllm-ascend 0.30.0rc2"
 
 
+def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, tiny_flash: Path) -> None:
+    out = tiny_quantized("flash-w4a8", tiny_flash)
+    done = in_process("serve", out, "--profile", "a2-single-flash", "--dry-run")
+    assert done.returncode == 0 and "--tensor-parallel-size 8" in done.stdout, done.stderr
+    done = in_process("serve", out, "--profile", "a3-single-w4a8", "--dry-run")
+    assert done.returncode == 1 and "does not know GLM-5.3-Flash" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
         (("quantize", "{flash}", "{out}"), "recipe w4a8: GLM-5.3-Flash cannot be rotated"),
         (("quantize", "{flash}", "{out}", "--recipe", "rtn-w4a8"), "bf16 only"),
         (("analyze", "{flash}"), "analyze does not take GLM-5.3-Flash yet"),
-        (("verify", "{w4a8}", "--engine", "sglang"), "verify --engine sglang does not take GLM-5.3-Flash yet"),
+        (("verify", "{w4a8}", "--engine", "sglang"), "SGLang does not take GLM-5.3-Flash yet"),
+        (("serve", "{w4a8}", "--dry-run"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
+        (("serve", "{w4a8}", "--dry-run", "--profile", "cpu"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
         (("plan", "{flash}"), "plan does not take GLM-5.3-Flash yet"),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
