@@ -126,6 +126,33 @@ def test_keys_that_transformers_leaves_out_are_stated(tmp_path: Path) -> None:
     assert report.ok and not report.findings, "\n".join(report.lines())
 
 
+def fused(source: Path, transposed: bool = False) -> None:
+    """Store the experts of each layer as transformers holds them, or along the wrong axis."""
+    tensors = load_file(source / SHARD)
+    experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
+    for layer in range(1, 5):
+        prefix = f"{LAYERS}{layer}.mlp.experts."
+        gate, up, down = (
+            torch.stack([experts[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
+            for linear in ("gate_proj", "up_proj", "down_proj")
+        )
+        stacks = {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
+        tensors |= {n: x.transpose(1, 2).contiguous() if transposed else x for n, x in stacks.items()}
+    save_file(tensors, source / SHARD, {"format": "pt"})
+    (source / "model.safetensors.index.json").unlink()
+
+
+def test_fused_experts_give_the_same_checkpoint(tiny_quantized: Quantized, tiny_flash: Path, tmp_path: Path) -> None:
+    source = write_tiny_flash(tmp_path / "source")
+    fused(source)
+    out = tiny_quantized("flash-w4a8", source)
+    first, second = CheckpointDir(tiny_quantized("flash-w4a8", tiny_flash)), CheckpointDir(out)
+    assert first.entries.keys() == second.entries.keys()
+    assert all(torch.equal(first.read(name), second.read(name)) for name in first.entries)
+    report = verify(out, against=source)
+    assert report.ok and not report.findings, "\n".join(report.lines())
+
+
 def without(*names: str) -> Callable[[Path], None]:
     """Remove tensors of a source with one shard."""
 
@@ -169,6 +196,7 @@ def glm5_with_this_config(source: Path) -> None:
 
 BAD = {
     "a missing expert": (without(f"{LAYERS}2.mlp.experts.3.up_proj.weight"), "experts.3.up_proj.weight is missing"),
+    "fused experts of a wrong axis": (lambda source: fused(source, transposed=True), "mlp.experts.down_proj"),
     "index_kpool 16": (text_key("index_kpool", 16), "index_kpool_compress_ape has shape [4, 16], config.json says [16"),
     "index_kpool 3": (text_key("index_kpool", 3), "index_topk 16 is no multiple of index_kpool 3"),
     "layer_types too short": (text_key("layer_types", ["linear_attention"] * 3), "layer_types has 3 entries"),
