@@ -195,6 +195,7 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
             facts = {**healthy, **of_profile(loaded, role), **of_sglang_command(argv, role.env)}
         else:
             facts = {**HEALTHY, **of_profile(loaded, role), **of_command(argv, role.env)}
+            facts["vllm_ascend"] = Version(loaded.line.tested[0])
         facts["device_count"] = facts["dies"]
         broken = judge(facts)[0]
         assert not [item for item in broken if item.level == ERROR]
