@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
+from glm5_ascend.checkpoint.output import sha256
+from glm5_ascend.checkpoint.types import ROT_FILE
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.verify import verify
+from glm5_ascend.verify import Report, verify
+from glm5_ascend.verify.checked import Checked
+from glm5_ascend.verify.description import check_description
+from glm5_ascend.verify.open_checkpoint import open_directory
+from glm5_ascend.verify.plausible import Doubts
+from glm5_ascend.verify.read_once import read_once
+from glm5_ascend.verify.tensors import check_tensors
 from tests.verify.support.editor import INDEX
 
 Copy = Callable[[Path], Path]
@@ -26,3 +36,19 @@ def test_an_edited_file(name: str, tiny_w4a8: Path, editable: Copy) -> None:
 def test_another_output_is_no_source(tiny_w4a8: Path) -> None:
     with pytest.raises(CheckpointError, match="already quantized"):
         verify(tiny_w4a8, against=tiny_w4a8)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tiny_w4a8: Path, editable: Copy) -> None:
+    """Every float tensor behind its new end is named, no hash of it is taken, and the other shards are read."""
+    report = Report(out := editable(tiny_w4a8))
+    checkpoint = open_directory(out, report)
+    schemes = check_description(checkpoint, report)
+    checked = Checked(checkpoint, schemes, complete=check_tensors(checkpoint, schemes, report))
+    shard = checkpoint.shards[next(file for file in checkpoint.shards if file != ROT_FILE)]
+    end = shard.path.stat().st_size // 2
+    os.truncate(shard.path, end)
+    reading = read_once(checked, checkpoint.shards, report, Doubts(checkpoint))
+    lost = {f.tensor for f in [*report.findings, *reading.linears] if f.id == "shard.damaged"}
+    # Of a linear whose scale is lost, the scale is named.
+    assert lost == {name for name, entry in shard.entries.items() if entry.end > end and entry.dtype in FLOATS}
+    assert reading.hashes == {ROT_FILE: sha256(out / ROT_FILE)}
