@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -69,17 +68,13 @@ def heartbeat(options: HeartbeatOptions, output: Output) -> int:
     """
     from glm5_ascend.deploy.heartbeat import FleetHeartbeat, fill_command, run_command
     from glm5_ascend.serve.router import connected
-    from glm5_ascend.serve.watching.canaries import read_canaries
 
     if options.on_hung:
         fill_command(options.on_hung, "http://a:1")  # checks the placeholders
-    canaries = None if options.canaries is None else Path(options.canaries)
-    if canaries is not None:
-        read_canaries(canaries)
     key = os.environ.get("OPENAI_API_KEY", "")
     on_hung = partial(run_command, options.on_hung) if options.on_hung else None
     router = connected(options.router, key)
-    beat = FleetHeartbeat(router, options.patience, CHECK_S, on_hung, canaries, key, _show)
+    beat = FleetHeartbeat(router, options.patience, CHECK_S, on_hung, key, _show)
     beat.run(options.interval, options.beats)
     return EXIT_OK
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, ConfigError, Glm5Error, shown
@@ -45,14 +44,12 @@ class FleetHeartbeat:
     Attributes:
         patience: failed heartbeats in a row after which a server is removed. timeout: seconds for one heartbeat.
         on_hung: called with the URL of a removed server. It should end the server: its requests wait until then.
-        canaries: file for `watch`, which checks a server before it is added again; None asks three sums.
     """
 
     router: RunningRouter
     patience: int = 3
     timeout: float = 10.0
     on_hung: Callable[[str], object] | None = None
-    canaries: Path | None = None
     key: str = ""
     report: Report = print
     servers: dict[str, ServerState] = field(default_factory=dict)
@@ -123,7 +120,7 @@ class FleetHeartbeat:
                 self.report(f"{url}: {error.message}")
 
     def _add(self, url: str, server: ServerState) -> None:
-        health = watch(url, canaries=self.canaries, once=True, timeout=max(60.0, self.timeout), key=self.key)
+        health = watch(url, once=True, timeout=max(60.0, self.timeout), key=self.key)
         if health.exit_code == EXIT_OK:
             self.router.add(url)
             server.removed = False

@@ -112,7 +112,3 @@ class HeartbeatOptions:
     interval: Annotated[float, Option("Seconds between two checks.", "S", min=0.1)] = 5.0
     patience: Annotated[int, Option("Failed checks in a row before a server is removed.", min=1)] = 3
     beats: Annotated[int, Option("End after N checks.", min=0, default_text="no end")] = 0
-    canaries: Annotated[
-        StrPath | None,
-        Option("Questions with known answers, as watch --learn writes.", "FILE", default_text="three sums"),
-    ] = None
