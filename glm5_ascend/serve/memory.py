@@ -16,6 +16,11 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand, value_of
 
 _CGROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: Folder and files of control groups of version 2, and of version 1's memory.
+_GROUP_FILES = {
+    "": ("", "memory.max", "memory.current"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 #: Bytes of the server's two processes before they load a model.
 _PROCESSES = 1_500_000_000
 #: vLLM's defaults of a server on a CPU: tokens of a step, and sequences.
@@ -82,21 +87,23 @@ def available() -> int:
 
 def _left_in_cgroups() -> Iterator[int]:
     """Limit minus use, where a group has a limit; its cache of files can be given back."""
-    try:
-        name = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):  # no Linux, or version 1
-        return
-    group = _CGROUPS / name.strip().lstrip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(_CGROUPS):
-            return
-        try:
-            limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
-            rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
+    lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
+    for _, kind, path in (line.split(":", 2) for line in lines):
+        if kind not in _GROUP_FILES:
             continue
-        if limit != "max":
-            yield max(0, int(limit) - int(used) + int(rows["inactive_file"]) + int(rows["active_file"]))
+        (root, limit_file, used_file), prefix = _GROUP_FILES[kind], "total_" if kind else ""
+        group = _CGROUPS / root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(_CGROUPS / root):
+                break
+            try:
+                limit, used = ((folder / file).read_text().strip() for file in (limit_file, used_file))
+                rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):
+                continue
+            if limit != "max":
+                files = int(rows[f"{prefix}inactive_file"]) + int(rows[f"{prefix}active_file"])
+                yield max(0, int(limit) - int(used) + files)
 
 
 def _copied(config: Mapping[str, Any]) -> int:

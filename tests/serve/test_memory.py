@@ -80,22 +80,25 @@ def test_serve_refuses_before_it_starts(directory: Path, monkeypatch: pytest.Mon
     assert len(started) == 1 and "memory: weights 418.2 GB" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("limits", "left"),
     [((("max", 10),), 10**15), ((("5000", 3000),), 2500), ((("max", 10), ("900", 400)), 1000), ((("100", 4000),), 0)],
 )
 def test_limits_of_control_groups(
-    limits: tuple[tuple[str, int], ...], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limits: tuple[tuple[str, int], ...], left: int, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tightest group counts; its cached files (500 bytes) can be given back."""
-    group, path = tmp_path, "/".join(f"g{i}" for i in range(len(limits)))
+    group, path = tmp_path / ("memory" if version == 1 else ""), "/".join(f"g{i}" for i in range(len(limits)))
+    names = ("limit_in_bytes", "usage_in_bytes", "total_") if version == 1 else ("max", "current", "")
     for number, (limit, used) in enumerate(limits):
         group /= f"g{number}"
-        group.mkdir()
-        (group / "memory.max").write_text(f"{limit}\n")
-        (group / "memory.current").write_text(f"{used}\n")
-        (group / "memory.stat").write_text("anon 7\ninactive_file 200\nactive_file 300\n")
-    (tmp_path / "cgroup").write_text(f"0::/{path}\n")
+        group.mkdir(parents=True)
+        unlimited = str(2**63 - 4096) if version == 1 else "max"
+        (group / f"memory.{names[0]}").write_text(f"{unlimited if limit == 'max' else limit}\n")
+        (group / f"memory.{names[1]}").write_text(f"{used}\n")
+        (group / "memory.stat").write_text(f"anon 7\n{names[2]}inactive_file 200\n{names[2]}active_file 300\n")
+    (tmp_path / "cgroup").write_text(f"9:cpu:/x\n{'4:memory' if version == 1 else '0:'}:/{path}\n")
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))
