@@ -34,7 +34,9 @@ def random_model(directory: Path, **text: Any) -> Any:
     }  # fmt: skip
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 48,
               "projection_intermediate_size": 16, "image_size": 28}  # fmt: skip
-    config = Glm5NextConfig(text_config=sizes | text, vision_config=vision)
+    names = ("image", "video", "image_start", "image_end", "video_start", "video_end")
+    tokens = {f"{name}_token_id": 90 + number for number, name in enumerate(names)}
+    config = Glm5NextConfig(text_config=sizes | text, vision_config=vision, **tokens)
     model = Glm5NextForConditionalGeneration._from_config(config, attn_implementation="eager").eval().float()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
