@@ -77,7 +77,7 @@ def read_config(directory: Path, *, counts: bool = True, error: type[Glm5Error] 
     path = directory / "config.json"
     check_path(directory)
     raw = read_json_object(path, max_bytes=MAX_CONFIG_BYTES, error=error, fix="download the file again")
-    if raw.get("model_type") in SPECS:
+    if spec_of(raw) is not None:
         refuse_other_formats(directory, raw)
     if counts:
         check_counts(flat_keys(raw), path)

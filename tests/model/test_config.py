@@ -91,9 +91,12 @@ def test_value_that_does_not_fit(key: str, value: object) -> None:
     refused(key, tiny_config() | {"rope_parameters" if key == "rope_type" else key: value})
 
 
-@pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v32", "llama", None, 3])
-def test_other_architectures(model_type: object) -> None:
-    assert "glm_moe_dsa" in refused("model_type", tiny_config() | {"model_type": model_type})
+@pytest.mark.parametrize("model_type", ["glm4_moe", "deepseek_v32", "llama", None, 3, [], {"a": {}}])
+def test_other_architectures(model_type: object, tmp_path: Path) -> None:
+    config = tiny_config() | {"model_type": model_type}
+    assert "glm_moe_dsa" in refused("model_type", config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"])
