@@ -66,13 +66,16 @@ def spec_of(raw: Mapping[str, Any]) -> ModelSpec | None:
 
 
 def check_parts(raw: Mapping[str, Any], spec: ModelSpec, path: Path) -> None:
-    """Raise `ConfigError` where config.json lacks an object that the architecture's keys lie in."""
-    for key in filter(None, (spec.text_config, spec.vision_config)):
-        if not isinstance(raw.get(key), dict):
-            raise ConfigError(
-                f"{path}: {key} is {shown(raw.get(key))}, expected an object: {spec.label} has one",
-                "use the config.json of the original checkpoint",
-            )
+    """Raise `ConfigError` where config.json lacks an object of the architecture, or has that of another one."""
+    for key, part in ((spec.text_config, "text"), (spec.vision_config, "vision")):
+        if key is None:
+            continue
+        fix = "use the config.json of the original checkpoint"
+        inner, model_type = raw.get(key), f"{spec.model_type}_{part}"
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{path}: {key} is {shown(inner)}, expected an object: {spec.label} has one", fix)
+        if inner.get("model_type", model_type) != model_type:
+            raise ConfigError(f"{path}: {key}.model_type is {shown(inner['model_type'])}, expected {model_type!r}", fix)
 
 
 def attention_types(raw: dict[str, Any], spec: ModelSpec, layers: int, path: Path) -> tuple[str, ...]:

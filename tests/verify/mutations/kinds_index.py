@@ -80,5 +80,6 @@ def config_cut_or_odd(ck: Checkpoint, chance: Random) -> str:
     else:
         keys = ["hidden_size", "rope_parameters", "n_routed_experts", "model_type", "rms_norm_eps", "index_topk"]
         with ck.model_keys() as config:
+            keys = [key for key in keys if key in config]  # GLM-5.3-Flash has no rope_parameters
             config[pick(chance, keys)] = pick(chance, [None, -1, "x", [1]])
     return "config.json"
