@@ -1,19 +1,12 @@
-"""Commands, environments and files of public threads: what `doctor` and `serve` say about each."""
+"""Flags and variables of public threads: what `doctor` and `serve` say about each."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.version import Version
 
-from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis import machine_rows
-from glm5_ascend.deploy.diagnosis.preflight import facts_for, preflight, stage_on_shared
+from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles import command as profile_command
 from glm5_ascend.deploy.profiles.command import user_flags
 from glm5_ascend.deploy.profiles.load import load, names
@@ -21,25 +14,12 @@ from glm5_ascend.deploy.rules.command_facts import of_command
 from glm5_ascend.deploy.rules.variables import bad_variables, unknown_variables
 from glm5_ascend.engine_lines import LINES, VLLM_ASCEND_023, VLLM_ASCEND_030
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve import versions
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form
+from tests.deploy.support.public_cases import PROFILE, broken
 from tests.support.command import assert_one_clear_line, in_process
 
-PROFILE = "a3-single-w4a8"
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("HCCL_", "OMP_", "VLLM_"))]:
-        monkeypatch.delenv(name)
-
-
-def broken(profile: str, flags: str, role: str | None = None) -> set[str]:
-    """Ids of the rules that a profile with these flags breaks, apart from those that it breaks without them."""
-    loaded = load(profile)
-    usual, result = (preflight(loaded, None, role, words)[0] for words in ([], flags.split()))
-    return {one.id for one in result.broken} - {one.id for one in usual.broken}
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.mark.parametrize(
@@ -194,234 +174,3 @@ def test_names_and_values_of_variables() -> None:
     assert of_command(["vllm", "serve", "D"], switch, VLLM_ASCEND_030)["flashcomm1"] is True
     shipped = {name: value for one in names() for role in load(one).roles.values() for name, value in role.env.items()}
     assert not list(unknown_variables(shipped)) and not list(bad_variables(shipped, VLLM_ASCEND_023))
-
-
-def multi(role: str, **decode: int) -> dict[str, Any]:
-    """--kv-transfer-config of vllm-ascend's document GLM5.3.md: Mooncake and a pool inside of MultiConnector."""
-    sizes = {"prefill": {"dp_size": 4, "tp_size": 8}, "decode": {"dp_size": 8, "tp_size": 4, **decode}}
-    mooncake = {
-        "kv_connector": "MooncakeConnectorV1",
-        "kv_role": role,
-        "kv_port": "30000",
-        "kv_connector_extra_config": {"use_ascend_direct": True, **sizes},
-    }
-    pool = {
-        "kv_connector": "AscendStoreConnector",
-        "kv_role": role,
-        "kv_connector_extra_config": {"backend": "memcache", "lookup_rpc_port": "0"},
-    }
-    return {
-        "kv_connector": "MultiConnector", "kv_role": role, "kv_port": "30000", "engine_id": "0",
-        "kv_connector_extra_config": {"connectors": [mooncake, pool]},
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("transfer", "dp", "tp", "rules"),
-    [
-        (multi("kv_producer"), 4, 8, {"P64"}),
-        (multi("kv_consumer"), 8, 4, {"P64"}),
-        (multi("kv_consumer", tp_size=8), 8, 4, {"P39", "P64"}),
-        ({**multi("kv_producer"), "kv_role": "kv_both"}, 4, 8, {"P64"}),
-        ({"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, 4, 8, set()),
-        ({"kv_connector": "MooncakeConnectorV1", "kv_role": "kv_producer"}, 4, 8, {"P39"}),
-        (
-            {
-                "kv_connector": "MultiConnector",
-                "kv_role": "kv_producer",
-                "kv_connector_extra_config": {"connectors": [3]},
-            },
-            4,
-            8,
-            set(),
-        ),
-    ],
-)
-def test_sizes_of_prefill_and_decode_are_read_at_every_depth(
-    transfer: dict[str, Any], dp: int, tp: int, rules: set[str]
-) -> None:
-    words = ["--kv-transfer-config", json.dumps(transfer), "-dp", str(dp), "-tp", str(tp)]
-    facts, _ = facts_for(load("a3-pd"), load("a3-pd").role("prefill"), None, words)
-    assert facts["pd"] and {"P39"} & rules == ({"P39"} if not facts["pd_sizes_match"] else set())
-    assert facts["kv_pool"] is ("P64" in rules)
-
-
-DOCUMENTED = """
-    --enable-expert-parallel --enable-chunked-prefill --enable-prefix-caching --seed 1024 --max-model-len 200000
-    --max-num-batched-tokens 8192 --trust-remote-code --max-num-seqs 64 --gpu-memory-utilization 0.92
-    --async-scheduling --quantization ascend --safetensors-load-strategy prefetch --enable-auto-tool-choice
-    --tool-call-parser glm47 --reasoning-parser glm47 --enforce-eager --api-server-count 8 -dp 4 -tp 8
-"""
-
-
-def test_the_command_of_the_document_is_not_refused(tiny_w8a8: Path) -> None:
-    """Prefill of GLM5.3.md, 0.30.0rc2, section 5.2: nothing of it is an error on the line that it is for."""
-    flags = DOCUMENTED.split()
-    flags += ["--additional-config", '{"enable_dsa_cp":true,"enable_fused_mc2":1,"enable_flashcomm1":true}']
-    flags += ["--speculative-config", '{"num_speculative_tokens":1,"method":"deepseek_mtp","enforce_eager":true}']
-    flags += ["--kv-transfer-config", json.dumps(multi("kv_producer"))]
-    done = in_process(
-        "serve",
-        tiny_w8a8,
-        "--profile",
-        "a3-pd",
-        "--role",
-        "prefill",
-        "--head",
-        "h",
-        "--ip",
-        "1",
-        "--nic",
-        "e",
-        "--dry-run",
-        "--",
-        *flags,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr and "warning P64" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("config", "stages", "partition", "layer"),
-    [
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "41,37", 41),
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "", 39),
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "42,36", 0),
-        ({"num_hidden_layers": 78}, 2, "41,37", 0),
-        ({"num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]}, 2, "", 2),
-        ({"num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]}, 1, "", 0),
-    ],
-)
-def test_a_stage_that_begins_on_a_shared_indexer(
-    config: dict[str, Any], stages: int, partition: str, layer: int
-) -> None:
-    assert stage_on_shared(config, stages, partition) == layer
-
-
-@pytest.mark.parametrize(
-    ("profile", "role", "flags", "rules"),
-    [
-        (PROFILE, None, "--kv-cache-dtype fp8", {"P59w"}),
-        (PROFILE, None, "--kv-cache-dtype fp8_e4m3", {"P59w"}),
-        ("a3-single-w4a8-sglang", None, "--quantization w8a8_int8", {"S5"}),
-        (
-            "a3-pd",
-            "prefill",
-            '--speculative-config {"method":"deepseek_mtp","num_speculative_tokens":3,"enforce_eager":true}',
-            {"P60"},
-        ),
-        (PROFILE, None, '--additional-config {"enable_sparse_li_c8":true}', {"P61"}),
-        (PROFILE, None, '--additional-config {"enable_fused_mc2":1}', {"P4", "P62"}),
-        (PROFILE, None, "-dcp 16 --no-enable-prefix-caching", {"P63"}),
-        (PROFILE, None, '--kv-transfer-config {"kv_connector":"AscendStoreConnector","kv_role":"kv_both"}', {"P64"}),
-        (PROFILE, None, '--additional-config {"fuse_muls_add":true}', {"V11w"}),
-    ],
-)
-def test_rules_of_the_threads(profile: str, role: str | None, flags: str, rules: set[str]) -> None:
-    assert broken(profile, flags, role) == rules
-
-
-def test_flags_of_the_newer_line_are_judged_by_the_newer_line() -> None:
-    (result,) = preflight(load(PROFILE), None, None, ["--kv-cache-dtype", "int8", "-ac.indexer_kv_dtype", "int8"])
-    assert result.line is VLLM_ASCEND_030 and "P54" not in {one.id for one in result.broken}
-    (result,) = preflight(
-        load(PROFILE), None, None, ["--kv-cache-dtype", "fp8", "--attention-config.indexer_kv_dtype=fp8"]
-    )
-    assert "P59" in {one.id for one in result.broken}
-
-
-def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
-    """168 experts, as REAP leaves them: 16 ranks do not divide them, 8 do. Only config.json is asked."""
-    from glm5_ascend.checkpoint.summary import summarize
-
-    pruned = editable(tiny_w4a8)
-    config = json.loads((pruned / "config.json").read_text())
-    (pruned / "config.json").write_text(json.dumps({**config, "n_routed_experts": 168, "num_attention_heads": 64}))
-    summary, profile = summarize(pruned), load(PROFILE)
-    for flags, rules in (("", {"P50"}), ("-tp 8", set()), ("-tp 12", {"P67"}), ("-tp 8 -dp 2", {"P50"})):
-        (result,) = preflight(profile, summary, None, flags.split())
-        assert {one.id for one in result.broken} & {"P50", "P67"} == rules, flags
-    redundant = ["--additional-config", '{"eplb_config": {"num_redundant_experts": 8}}']
-    (result,) = preflight(profile, summary, None, redundant)
-    assert "P50" not in {one.id for one in result.broken}
-    facts, _ = facts_for(profile, profile.role(None), summary, [])
-    assert (
-        facts["num_experts"] == 168
-        and facts["exchange_buffer"] != facts_for(profile, profile.role(None), None, [])[0]["exchange_buffer"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "refused"),
-    [
-        (["--profile", PROFILE], {}, True),
-        (["--profile", PROFILE], {"VLLM_API_KEY": "k"}, False),
-        (["--profile", PROFILE, "--open"], {}, False),
-        (["--profile", PROFILE, "--host", "127.0.0.1"], {}, False),
-        (["--profile", PROFILE, "--", "--api-key", "k"], {}, False),
-        (["--profile", PROFILE, "--", "--host", "::"], {}, True),
-        (["--profile", "a3-single-w4a8-sglang"], {}, True),
-        (["--profile", "cpu"], {}, False),
-        ([], {}, False),
-        (["--host", "0.0.0.0"], {}, True),
-        (["--host", "0.0.0.0", "--open"], {}, False),
-    ],
-)
-def test_a_server_that_would_answer_anyone_is_refused(
-    arguments: list[str], environ: dict[str, str], refused: bool, tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    separator = arguments.index("--") if "--" in arguments else len(arguments)
-    dry = in_process("serve", tiny_w4a8, *arguments[:separator], "--dry-run", *arguments[separator:])
-    assert dry.returncode == 0 and ("would answer anyone" in dry.stderr) is refused, dry.stderr
-    if refused:
-        assert_one_clear_line(in_process("serve", tiny_w4a8, *arguments), 2, "would answer anyone")
-
-
-def test_sglang_gets_the_key_by_its_flag(tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    done = in_process("serve", tiny_w4a8, "--profile", "a3-single-w4a8-sglang", "--dry-run")
-    assert "--api-key '***'" in done.stdout and "secret" not in done.stdout
-
-
-def test_what_follows_the_dashes_is_the_engines() -> None:
-    done = in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "8")
-    assert "--max-num-seqs" not in done.stderr and "rules checked" in done.stdout.replace("\n", " ")
-    assert_one_clear_line(
-        in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "x"), 2, "expected a whole"
-    )
-
-
-IMAGE = {
-    "vllm-ascend": "0.30.0",
-    "vllm": "0.30.0+empty",
-    "torch": "2.10.0+cpu",
-    "torch-npu": "2.10.0.post7",
-    "triton-ascend": "3.2.2",
-    "transformers": "5.14.1",
-}
-
-
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.0rc2", "0.30.0rc3", "0.30.0.post1", "0.30.1"])
-def test_the_final_release_is_of_the_line_of_its_candidate(
-    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The image of vllm-ascend 0.30.0 with torch_npu 2.10.0.post7: no problem, no warning of doctor or plugin."""
-    from glm5_ascend.serve.plugin import ascend
-
-    installed = IMAGE | {"vllm-ascend": version}
-    look_up = lambda *packages: next((installed[name] for name in packages if name in installed), None)  # noqa: E731
-    monkeypatch.setattr(machine_rows.environment, "version_of", look_up)
-    (row,) = machine_rows.set_rows(version, "9.2.0")
-    assert (row.status, row.value) == ("ok", "vllm-ascend 0.30")
-    monkeypatch.setattr(ascend, "version_of", look_up)
-    ascend.warn_of_versions()
-    assert not caplog.records
-    facts, assumed = versions.facts(VLLM_ASCEND_030, look_up)
-    assert facts["vllm_ascend"] == Version(version) and not assumed
-
-
-def test_doctor_names_the_newest_versions_that_were_tried() -> None:
-    (row,) = (row for row in doctor().rows if row.item == "newest tried")
-    assert "vllm-ascend 0.30.0rc2" in row.value and "sglang 0.5.23" in row.value and "2026-11-27" in row.note

@@ -1,0 +1,15 @@
+"""Profile and rules of the cases of public threads."""
+
+from __future__ import annotations
+
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.load import load
+
+PROFILE = "a3-single-w4a8"
+
+
+def broken(profile: str, flags: str, role: str | None = None) -> set[str]:
+    """Ids of the rules that a profile with these flags breaks, apart from those that it breaks without them."""
+    loaded = load(profile)
+    usual, result = (preflight(loaded, None, role, words)[0] for words in ([], flags.split()))
+    return {one.id for one in result.broken} - {one.id for one in usual.broken}
