@@ -59,7 +59,7 @@ _MTP: tuple[Weight, ...] = (
     Vector("shared_head.norm", "hidden", "norm"),
     Linear("shared_head.head", "vocab", "hidden", ("shared_head.norm",), HIDDEN),
 )
-_WHY_FLOAT = {
+WHY_FLOAT = {
     "self_attn.kv_b_proj": "it is split into W_UK and W_UV at load",
     "self_attn.indexer.wk": "vLLM fuses it with weights_proj, unquantized",
     "self_attn.indexer.weights_proj": "vLLM fuses it with wk, unquantized",
@@ -68,10 +68,11 @@ _WHY_FLOAT = {
     "lm_head": "the output head has no quantized implementation",
     "shared_head.head": "the output head has no quantized implementation",
 }
-_DOWN_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
+DOWN_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 
 
-def _sizes(c: ModelConfig) -> dict[str, int]:
+def sizes(c: ModelConfig) -> dict[str, int]:
+    """Return the names of dimensions in the tables of GLM-5's weights, and their sizes."""
     return {
         "hidden": c.hidden_size,
         "hidden_pair": 2 * c.hidden_size,
@@ -107,7 +108,7 @@ def _layer_kinds(config: ModelConfig, layer: int) -> tuple[str, ...]:
 GLM5 = ModelSpec(
     model_type="glm_moe_dsa",
     architecture="GlmMoeDsaForCausalLM",
-    sizes=_sizes,
+    sizes=sizes,
     global_weights=(
         Linear("model.embed_tokens", "vocab", "hidden", (), HIDDEN, role="embedding"),
         Vector("model.norm", "hidden", "norm"),
@@ -129,7 +130,7 @@ GLM5 = ModelSpec(
         Subgraph(
             "norm-linear",
             "input_layernorm",
-            (*_DOWN_PROJECTIONS, "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
+            (*DOWN_PROJECTIONS, "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
         ),
         Subgraph("norm-linear", "self_attn.q_a_layernorm", ("self_attn.q_b_proj", "self_attn.indexer.wq_b")),
     ),
@@ -159,19 +160,19 @@ GLM5 = ModelSpec(
     },
     mtp_input=("enorm", "hnorm", "eh_proj"),
     mtp_copies={"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"},
-    why_float=_WHY_FLOAT,
-    always_float=(*_WHY_FLOAT, "eh_proj", "model.embed_tokens"),
+    why_float=WHY_FLOAT,
+    always_float=(*WHY_FLOAT, "eh_proj", "model.embed_tokens"),
     fused_modules={
         "gate_up_proj": ("gate_proj", "up_proj"),
         "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     },
     fused_float_modules={"wk_weights_proj": ("wk", "weights_proj")},
     fused=(
-        _DOWN_PROJECTIONS,
+        DOWN_PROJECTIONS,
         ("mlp.gate_proj", "mlp.up_proj"),
         ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     ),
-    down_projections=_DOWN_PROJECTIONS,
+    down_projections=DOWN_PROJECTIONS,
     # vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`: the second is taken for the
     # type of the first.
     query_projections=("self_attn.q_a_proj", "self_attn.q_b_proj"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from glm5_ascend.model import glm5
 from glm5_ascend.model.spec import Block, Linear, ModelSpec, Parameter, Tower, Vector, Weight
 
 if TYPE_CHECKING:
@@ -120,31 +121,12 @@ _TOWER = Tower(
         Parameter("merger.down_proj.weight", ("vision_out", "vision_projection")),
     ),
 )
-_WHY_FLOAT = {
-    "self_attn.kv_b_proj": "it is split into W_UK and W_UV at load",
-    "self_attn.indexer.wk": "vLLM fuses it with weights_proj, unquantized",
-    "self_attn.indexer.weights_proj": "vLLM fuses it with wk, unquantized",
-    "mlp.gate": "the router has no quantized implementation",
-    "embed_tokens": "embeddings have no quantized implementation",
-    "lm_head": "the output head has no quantized implementation",
-    "shared_head.head": "the output head has no quantized implementation",
-}
-_DOWN_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 
 
 def _sizes(c: ModelConfig) -> dict[str, int]:
     streams, vision = c.hc_mult, dict(c.vision)
     return {
-        "hidden": c.hidden_size,
-        "hidden_pair": 2 * c.hidden_size,
-        "q_lora": c.q_lora_rank,
-        "kv_lora": c.kv_lora_rank,
-        "heads_qk": c.num_attention_heads * c.qk_nope_head_dim,
-        "heads_nope_v": c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim),
-        "heads_v": c.num_attention_heads * c.v_head_dim,
-        "index_heads": c.index_n_heads * c.index_head_dim,
-        "index_head": c.index_head_dim,
-        "index_n_heads": c.index_n_heads,
+        **glm5.sizes(c),
         "index_kpool": c.index_kpool,
         "linear_heads": c.linear_num_heads,
         "linear_head": c.linear_head_dim,
@@ -152,11 +134,6 @@ def _sizes(c: ModelConfig) -> dict[str, int]:
         "linear_conv": c.linear_conv_kernel_dim,
         "hc_maps": (2 + streams) * streams,
         "hc_hidden": streams * c.hidden_size,
-        "inter": c.intermediate_size,
-        "shared_inter": c.moe_intermediate_size * c.n_shared_experts,
-        "moe_inter": c.moe_intermediate_size,
-        "experts": c.n_routed_experts,
-        "vocab": c.vocab_size,
         "vision_depth": vision["depth"],
         "vision_hidden": vision["hidden_size"],
         "vision_qkv": 3 * vision["hidden_size"],
@@ -258,8 +235,8 @@ GLM5_NEXT = ModelSpec(
     ),
     mtp_input=("enorm", "hnorm", "eh_proj"),
     mtp_copies={"embed_tokens": f"{_LANGUAGE}embed_tokens", "shared_head.head": "lm_head"},
-    why_float=_WHY_FLOAT,
-    always_float=(*_WHY_FLOAT, "eh_proj", f"{_LANGUAGE}embed_tokens"),
+    why_float=glm5.WHY_FLOAT,
+    always_float=(*glm5.WHY_FLOAT, "eh_proj", f"{_LANGUAGE}embed_tokens"),
     fused_modules={
         "gate_up_proj": ("gate_proj", "up_proj"),
         "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
@@ -269,11 +246,11 @@ GLM5_NEXT = ModelSpec(
         "in_proj_qkvbfg_a": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
     },
     fused=(
-        _DOWN_PROJECTIONS,
+        glm5.DOWN_PROJECTIONS,
         ("mlp.gate_proj", "mlp.up_proj"),
         ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     ),
-    down_projections=_DOWN_PROJECTIONS,
+    down_projections=glm5.DOWN_PROJECTIONS,
     query_projections=("self_attn.q_a_proj", "self_attn.q_b_proj"),
     embedding=f"{_LANGUAGE}embed_tokens",
     final_norm=f"{_LANGUAGE}norm",

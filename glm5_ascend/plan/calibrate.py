@@ -117,13 +117,13 @@ def _case(number: int, raw: Mapping[str, Any]) -> Case:
 
 
 def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
+    text = _text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return [{**setup, **run} for run in _results(path, text)]
     try:
-        text = read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig")
-        if text.lstrip()[:1] not in ("{", "["):
-            return [dict(row) for row in csv.DictReader(text.splitlines())]
-    except (UnicodeDecodeError, csv.Error) as error:
+        return [dict(row) for row in csv.DictReader(text.splitlines())]
+    except csv.Error as error:
         raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
-    return [{**setup, **run} for run in _results(path, text)]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -132,8 +132,12 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the file, the line and the key.
     """
+    return _results(path, _text(path))
+
+
+def _text(path: Path) -> str:
     try:
-        return _results(path, read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig"))
+        return read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
 
