@@ -62,10 +62,13 @@ def spread(name: str, tensor: torch.Tensor) -> None:
 
 
 def with_mtp_layer(tensors: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """Add MTP layer L: the last decoder layer again, reading mostly the hidden state."""
+    """Add MTP layer L: the last decoder layer again, with an indexer, reading mostly the hidden state."""
     last, mtp = f"model.layers.{config.num_hidden_layers - 1}.", f"model.layers.{config.num_hidden_layers}."
     h = config.hidden_size
     extra = {mtp + name.removeprefix(last): t.clone() for name, t in tensors.items() if name.startswith(last)}
+    full = f"model.layers.{max(n for n, kind in enumerate(config.indexer_types) if kind == 'full')}."
+    indexer = {name: t.clone() for name, t in tensors.items() if name.startswith(f"{full}self_attn.indexer.")}
+    extra |= {mtp + name.removeprefix(full): t for name, t in indexer.items()}
     extra[mtp + "eh_proj.weight"] = torch.cat([torch.zeros(h, h), torch.eye(h)], 1) + 0.01 * torch.randn(h, 2 * h)
     extra[mtp + "enorm.weight"], extra[mtp + "hnorm.weight"] = torch.ones(h), torch.ones(h)
     extra[mtp + "shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
