@@ -147,7 +147,7 @@ def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> Non
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     lines = (tmp_path / "out").read_text().strip().splitlines()
-    assert lines[0] == "importing vLLM" and lines[-1].startswith("interrupted")
+    assert lines[0].startswith("memory: ") and lines[1] == "importing vLLM" and lines[-1].startswith("interrupted")
 
 
 def test_two_processes_with_the_same_seed_get_different_ports() -> None:
