@@ -19,7 +19,7 @@ from pathlib import Path
 from bench_serve import load, server
 
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.measure import threads
+from glm5_ascend.serve.cores import threads
 
 ALLOWED = 0.20
 REQUESTS, LENGTH, NEW_TOKENS = 8, 1024, 64

@@ -23,7 +23,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.serve.launch import CPU_ENVIRONMENT, ENVIRONMENT
+from glm5_ascend.serve.launch import ENVIRONMENT
 from glm5_kernels import registry
 
 #: Text in a function's file or name -> owner; the first match counts.
@@ -78,7 +78,7 @@ def say_how_weights_load() -> None:
 
 
 def engine(directory: Path, requests: int) -> Any:
-    for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees this process only
     from vllm import LLM

@@ -19,6 +19,7 @@ from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
 from glm5_ascend.serve.launch import (
@@ -76,7 +77,8 @@ def serve_profile(
     if loaded.engine != SGLANG and "--headless" not in argv:
         first = argv.index("serve") + 2  # after the model and before the user's flags, which override it
         argv = [*argv[:first], *GUARDS, *argv[first:]]
-    built = ServerCommand(merged_environment(built.env), argv)
+    own = {"OMP_NUM_THREADS": str(threads())} if loaded.platform == CPU else {}
+    built = ServerCommand(merged_environment(built.env) | own, argv)
     built = with_key_flag(built) if loaded.engine == SGLANG else built.without_key()
     port = port_of(built.argv)
     refuse_open_server(built, open_server, only_warn=dry_run)

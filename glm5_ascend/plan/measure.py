@@ -7,7 +7,6 @@ constants to a few small loads, as `plan calibrate` does to a user's runs.
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import random
 import statistics
@@ -32,6 +31,7 @@ from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory
 from glm5_ascend.plan.workload import Workload
 from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.local_server import server
 from glm5_kernels import ops
 
@@ -166,12 +166,6 @@ def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoa
             row = row.model_copy(update={"tpot_ms": tpot})
         cases.append(Case(row, model, hardware, Layout(ENGINE), Workload(*load, requests=load[2])))
     return hardware.model_copy(update={"constants": fit_runs(cases, START, TRUST)})
-
-
-def threads() -> int:
-    """Threads of the server: OMP_NUM_THREADS, or its default of 1."""
-    text = os.environ.get("OMP_NUM_THREADS", "1")
-    return int(text) if text.isdecimal() and int(text) > 0 else 1
 
 
 def measure_rates(model: PlannedModel, name: str) -> Hardware:

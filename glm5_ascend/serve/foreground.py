@@ -15,14 +15,16 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve.memory import cache_bytes
 from glm5_kernels.registry import cache
 
 #: Seconds that running requests have to end after the first Ctrl-C.
@@ -62,7 +64,7 @@ def run_server(command: ServerCommand, log: Path | None) -> int:
         )  # fmt: skip
         try:
             if "--headless" not in command.argv:
-                _wait_and_report(process, command.argv, log, start)
+                _wait_and_report(process, command, log, start)
             return process.wait()
         except KeyboardInterrupt:
             end(process)
@@ -71,9 +73,10 @@ def run_server(command: ServerCommand, log: Path | None) -> int:
             end(process, grace=0)
 
 
-def _wait_and_report(process: subprocess.Popen[bytes], argv: list[str], log: Path | None, start: int) -> None:
+def _wait_and_report(process: subprocess.Popen[bytes], command: ServerCommand, log: Path | None, start: int) -> None:
     from rich.console import Console
 
+    argv = command.argv
     host, port = value_of(argv, "--host") or "127.0.0.1", value_of(argv, "--port") or "8000"
     address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url, began, last = f"http://{address}:{port}", time.monotonic(), ""
@@ -92,7 +95,21 @@ def _wait_and_report(process: subprocess.Popen[bytes], argv: list[str], log: Pat
         wait_until_ready(process, url, log, start, on_wait=show_stage)
     name = value_of(argv, "--served-model-name") or value_of(argv, "--model")
     chat = "glm5-ascend chat" + ("" if url == "http://127.0.0.1:8000" else f" {url}")
-    print(f"ready: {url}/v1  model {name}  ({chat})", flush=True)
+    words = [f"ready: {url}/v1", f"model {name}", *filter(None, [", ".join(_limits(command))]), f"({chat})"]
+    print("  ".join(words), flush=True)
+
+
+def _limits(command: ServerCommand) -> Iterator[str]:
+    """Threads, cache and context of a server on a CPU, as far as they are stated."""
+    count, context = command.env.get("OMP_NUM_THREADS", ""), value_of(command.argv, "--max-model-len")
+    if on_ascend():
+        return
+    if count := count or os.environ.get("OMP_NUM_THREADS", ""):
+        yield f"{count} thread{'s' * (count != '1')}"
+    if size := cache_bytes(command):
+        yield f"cache {size / 1e9:.1f} GB"
+    if context:
+        yield f"context {context}"
 
 
 def wait_until_ready(

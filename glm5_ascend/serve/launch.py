@@ -18,10 +18,11 @@ from glm5_ascend.engine_lines import VLLM_CPU_032, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.environment import require_cpu_environment, version_of
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
-from glm5_ascend.serve.memory import check_memory
+from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.servable import check_directory
 
 #: Module that runs `vllm serve`.
@@ -35,13 +36,8 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LONGEST_DEFAULT_CONTEXT = 8192
 
-#: Defaults of environment variables. OMP_NUM_THREADS=1: more threads than free cores make it many times slower.
+#: Defaults of environment variables.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-CPU_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
 #: JSON answers without white space: a small model can fill an answer with it.
 COMPACT_JSON = {"backend": "xgrammar", "disable_any_whitespace": True}
 
@@ -144,7 +140,6 @@ def build_command(
         ("--served-model-name", "glm-5"),
         ("--host", host),
         ("--port", str(port)),
-        ("--max-model-len", str(min(config.get("max_position_embeddings", 4096), LONGEST_DEFAULT_CONTEXT))),
         ("--reasoning-parser", "glm45"),
         ("--tool-call-parser", "glm47"),
         ("--enable-auto-tool-choice", None),
@@ -153,14 +148,18 @@ def build_command(
     ]
     if (directory / DESCRIPTION_NAME).exists():
         defaults.append(("--quantization", "ascend"))
-    if not on_ascend():
+    if on_ascend():
+        longest = min(config.get("max_position_embeddings", 4096), LONGEST_DEFAULT_CONTEXT)
+        defaults.append(("--max-model-len", str(longest)))
+    else:
         defaults.append(("--structured-outputs-config", json.dumps(COMPACT_JSON)))
+        defaults += default_limits(checkpoint, extra).items()
     user_flags = given_flags(extra)
     argv = [sys.executable, "-m", SERVER_MODULE, "serve", str(directory)]
     for flag, value in defaults:
         if flag not in user_flags:
             argv += [flag] if value is None else [flag, value]
-    variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **CPU_ENVIRONMENT}
+    variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads())}
     env = {name: value for name, value in variables.items() if name not in os.environ}
     return ServerCommand(env, [*argv, *GUARDS, *extra]).without_key()
 

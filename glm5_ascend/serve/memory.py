@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve import cgroups
+from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 
-_CGROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-#: Folder and files of control groups of version 2, and of version 1's memory.
-_GROUP_FILES = {
-    "": ("", "memory.max", "memory.current"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-}
 #: Bytes of the server's two processes before they load a model.
 _PROCESSES = 1_500_000_000
 #: vLLM's defaults of a server on a CPU: tokens of a step, and sequences.
 _TOKENS, _SEQUENCES = 2048, 128
 _CACHE = "VLLM_CPU_KVCACHE_SPACE"
+#: A context that a server has even where the memory is short, and a block of the cache, in tokens.
+_SHORT_CONTEXT, _BLOCK = 8192, 64
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,44 @@ def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     """The memory of a server with this checkpoint and command, and what is available now."""
     weights = sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
     copied = _copied(checkpoint.config) if checkpoint.types else weights
-    return Memory(weights, min(copied, weights), _cache(command), _working(checkpoint.config, command), available())
+    return Memory(
+        weights, min(copied, weights), cache_bytes(command), _working(checkpoint.config, command), available()
+    )
+
+
+def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[str, str]:
+    """Flags of vLLM: a cache of half of the memory that is left, and the longest context that it holds.
+
+    The cache is not larger than all sequences of that length can use; the context has at least 8192 tokens, or all that
+    the model has. What the user's `flags` or VLLM_CPU_KVCACHE_SPACE say is taken as it is.
+    """
+    memory, config = memory_of(checkpoint, ServerCommand({}, ["serve", *flags])), checkpoint.config
+    longest, token = config.get("max_position_embeddings", 4096), _token_bytes(config, flags)
+    left = memory.available - memory.weights - memory.working
+    most = memory.cache or max(left // 2, _cache_for(min(longest, _SHORT_CONTEXT), token))
+    stated = value_of(flags, "--max-model-len")
+    fits = max(_BLOCK, most // token - 3 * _BLOCK)
+    context = int(stated) if stated.isdecimal() else min(longest, fits if fits < 1024 else fits // 1024 * 1024)
+    needed = _cache_for(context, token)
+    cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES)))
+    limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
+    if memory.cache or "--gpu-memory-utilization" in given_flags(flags):
+        del limits["--kv-cache-memory-bytes"]
+    return limits
+
+
+def _cache_for(context: int, token: int) -> int:
+    """Bytes of a cache that holds a sequence, with vLLM's empty block and the one that is begun."""
+    return (-(-context // _BLOCK) + 3) * _BLOCK * token
+
+
+def _token_bytes(config: Mapping[str, Any], flags: Sequence[str]) -> int:
+    """Bytes of a token in the caches of all layers, MTP's too: latents, rotated keys and indexer keys."""
+    size = _Sizes(config)
+    dtype = value_of(flags, "--dtype") or config.get("dtype") or config.get("torch_dtype")
+    row = size("kv_lora_rank") + size("qk_rope_head_dim") + size("index_head_dim")
+    layers = size("num_hidden_layers") + size("num_nextn_predict_layers")
+    return max(1, (4 if dtype in ("float32", "float") else 2) * row * layers)
 
 
 def available() -> int:
@@ -87,23 +120,12 @@ def available() -> int:
 
 def _left_in_cgroups() -> Iterator[int]:
     """Limit minus use, where a group has a limit; its cache of files can be given back."""
-    lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
-    for _, kind, path in (line.split(":", 2) for line in lines):
-        if kind not in _GROUP_FILES:
-            continue
-        (root, limit_file, used_file), prefix = _GROUP_FILES[kind], "total_" if kind else ""
-        group = _CGROUPS / root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(_CGROUPS / root):
-                break
-            try:
-                limit, used = ((folder / file).read_text().strip() for file in (limit_file, used_file))
-                rows = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            except (OSError, ValueError):
-                continue
-            if limit != "max":
-                files = int(rows[f"{prefix}inactive_file"]) + int(rows[f"{prefix}active_file"])
-                yield max(0, int(limit) - int(used) + files)
+    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for first_version, (limit, used, stat) in cgroups.limits("memory", *((*names, "memory.stat") for names in files)):
+        prefix, rows = "total_" if first_version else "", dict(line.split() for line in stat.splitlines())
+        if limit != "max":
+            cached = int(rows[f"{prefix}inactive_file"]) + int(rows[f"{prefix}active_file"])
+            yield max(0, int(limit) - int(used) + cached)
 
 
 def _copied(config: Mapping[str, Any]) -> int:
@@ -121,7 +143,8 @@ def _copied(config: Mapping[str, Any]) -> int:
     return layers * (fused + absorbed + indexer) + mlps
 
 
-def _cache(command: ServerCommand) -> int:
+def cache_bytes(command: ServerCommand) -> int:
+    """Bytes of the cache that a command states; 0 if it states none."""
     stated = value_of(command.argv, "--kv-cache-memory-bytes")
     if stated.isdecimal():
         return int(stated)
@@ -132,16 +155,16 @@ def _cache(command: ServerCommand) -> int:
 def _working(config: Mapping[str, Any], command: ServerCommand) -> int:
     """The processes, the activations of a step and its logits."""
     size = _Sizes(config)
-    tokens, sequences = (
-        int(text) if text.isdecimal() else default
-        for text, default in (
-            (value_of(command.argv, "--max-num-batched-tokens"), _TOKENS),
-            (value_of(command.argv, "--max-num-seqs"), _SEQUENCES),
-        )
-    )
+    tokens = _number(command.argv, "--max-num-batched-tokens", _TOKENS)
+    sequences = _number(command.argv, "--max-num-seqs", _SEQUENCES)
     attention = size("num_attention_heads") * (2 * size("kv_lora_rank") + 2 * size("qk_head_dim"))
     step = tokens * (2 * attention + 16 * size("hidden_size") + 4 * size("index_topk"))
     return _PROCESSES + step + 10 * sequences * size("vocab_size")
+
+
+def _number(flags: Sequence[str], flag: str, default: int) -> int:
+    text = value_of(flags, flag)
+    return int(text) if text.isdecimal() else default
 
 
 class _Sizes:

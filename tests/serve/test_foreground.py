@@ -40,8 +40,9 @@ from glm5_ascend.serve.flags import ServerCommand
 from glm5_ascend.serve.foreground import run_server
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 argv = [sys.executable, "-c", Path(sys.argv[1]).read_text(), "--port", sys.argv[3], "--served-model-name", "m"]
+argv += ["--max-model-len", "4096", "--kv-cache-memory-bytes", "2500000000"]
 try:
-    run_server(ServerCommand({}, argv), Path(sys.argv[2]))
+    run_server(ServerCommand({"OMP_NUM_THREADS": "2"}, argv), Path(sys.argv[2]))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -65,9 +66,9 @@ def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     process = interruptible(command, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == f"log: {log}\n"
-    assert (
-        process.stdout.readline()
-        == f"ready: http://127.0.0.1:{port}/v1  model m  (glm5-ascend chat http://127.0.0.1:{port})\n"
+    assert process.stdout.readline() == (
+        f"ready: http://127.0.0.1:{port}/v1  model m  2 threads, cache 2.5 GB, context 4096  "
+        f"(glm5-ascend chat http://127.0.0.1:{port})\n"
     )
     engine = int(log.read_text().split()[1])
     yield process, engine

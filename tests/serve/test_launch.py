@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error, MissingEnvironmentError
-from glm5_ascend.serve import launch, serve
+from glm5_ascend.serve import cgroups, cores, launch, serve
 from glm5_ascend.serve.flags import value_of
 from tests.support.command import in_process
 from tests.support.tiny_model import tiny_config, write_tiny_model
@@ -20,7 +20,8 @@ CONFIG = tiny_config(max_position_embeddings=202752)
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     return write_tiny_model(tmp_path, max_position_embeddings=202752)
 
 
@@ -48,7 +49,7 @@ def test_a_damaged_shard_is_named(content: bytes, message: str, directory: Path)
 def test_defaults(directory: Path) -> None:
     _, argv = build_command(directory, [])
     assert argv[:5] == [sys.executable, "-m", "glm5_ascend.serve.vllm_command", "serve", str(directory)]
-    expected = {"--host": "127.0.0.1", "--port": "8000", "--max-model-len": "8192", "--tool-call-parser": "glm47"}
+    expected = {"--host": "127.0.0.1", "--port": "8000", "--max-model-len": "202752", "--tool-call-parser": "glm47"}
     assert {flag: value_of(argv, flag) for flag in expected} == expected
     assert "--enable-auto-tool-choice" in argv and "--quantization" not in argv
     (directory / "quant_model_description.json").write_text("{}")
@@ -58,16 +59,57 @@ def test_defaults(directory: Path) -> None:
 @pytest.mark.parametrize("extra", [["--max-model-len", "64"], ["--max_model_len", "64"], ["--max_model_len=64"]])
 def test_the_users_flag_replaces_ours(directory: Path, extra: list[str]) -> None:
     _, argv = build_command(directory, [*extra, "--no-enable-auto-tool-choice"])
-    assert argv[-len(extra) - 1 : -1] == extra and "8192" not in argv and "--enable-auto-tool-choice" not in argv
+    assert argv[-len(extra) - 1 : -1] == extra and "202752" not in argv and "--enable-auto-tool-choice" not in argv
 
 
 def test_the_users_environment_is_not_overwritten(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    env, _ = build_command(directory, [])
-    assert env["OMP_NUM_THREADS"] == "1" and env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert "VLLM_CPU_KVCACHE_SPACE" not in env
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for user, expected in (("3", None), ("", "2")):
+        monkeypatch.setenv("OMP_NUM_THREADS", user) if user else monkeypatch.delenv("OMP_NUM_THREADS")
+        monkeypatch.setattr(cores, "physical_cores", lambda: [0, 4])
+        env, argv = build_command(directory, [])
+        assert env.get("OMP_NUM_THREADS") == expected and env["HF_HUB_OFFLINE"] == "1"
+        assert "VLLM_CPU_KVCACHE_SPACE" not in env and "--kv-cache-memory-bytes" not in argv
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("allowed", "quotas", "expected"),
+    [
+        ({0, 1, 2, 3, 4, 5, 6, 7}, [None], [0, 1, 2, 3]),  # cpu and cpu + 4 are one core
+        ({1, 5, 6}, [None], [1, 6]),
+        ({0, 1, 2, 3}, [None, 250_000], [0, 1]),
+        ({0, 1, 2, 3}, [350_000, 120_000], [0]),
+        ({2}, [50_000], [2]),
+    ],
+)
+def test_one_cpu_of_each_core_within_the_quota(
+    allowed: set[int], quotas: list[int | None], expected: list[int], version: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for cpu in range(8):
+        folder = tmp_path / "topology" / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    group, path = tmp_path / ("cpu" if version == 1 else ""), "/".join(f"g{i}" for i in range(len(quotas)))
+    for number, quota in enumerate(quotas):
+        group /= f"g{number}"
+        group.mkdir(parents=True)
+        (group / "cpu.max").write_text(f"{quota or 'max'} 100000\n")
+        (group / "cpu.cfs_quota_us").write_text(f"{quota or -1}\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "own").write_text(f"4:memory:/x\n{'3:cpu,cpuacct' if version == 1 else '0:'}:/{path}\n")
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path / "topology")
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: allowed)
+    assert cores.physical_cores() == expected
+    assert cores.thread_groups(1) == ",".join(map(str, expected))
+
+
+def test_cores_are_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 4, 5])
+    assert cores.thread_groups(2) == "0,1|4,5" and cores.thread_groups(4) == "0|1|4|5"
 
 
 def test_dry_run_as_a_shell_command_as_json_and_as_a_function(directory: Path) -> None:

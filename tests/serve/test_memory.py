@@ -11,7 +11,7 @@ import pytest
 
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve import launch, memory
+from glm5_ascend.serve import cgroups, launch, memory
 from glm5_ascend.serve.flags import ServerCommand
 from tests.serve.test_launch import CONFIG
 
@@ -62,6 +62,32 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
     assert stated.cache == 7000 and longer.working > 1.5 * plain.working
 
 
+@pytest.mark.parametrize(
+    ("left_gb", "flags", "context", "cache_gb"),
+    [
+        (0, [], 8192, 0.93),  # less than the weights: a short context, which must fit all the same
+        (20, [], 89088, 10),
+        (20, ["--max-num-seqs", "1", "--max-model-len", "16384"], 16384, 1.85),
+        (20, ["--max-model-len", "202752"], 202752, 22.6),  # refused later, with the numbers
+        (10_000, ["--max-num-seqs", "2"], 202752, 45.2),
+        (20, ["--kv-cache-memory-bytes", "1073741824"], 9216, None),
+        (20, ["--gpu-memory-utilization", "0.5"], 89088, None),
+    ],
+)
+def test_context_and_cache_by_what_is_left(
+    left_gb: float, flags: list[str], context: int, cache_gb: float | None, directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Half of what the weights leave, at most all sequences; a token of GLM-5 takes 111 kB in the 79 layers."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    working = need(directory, 0, monkeypatch, *flags).working
+    monkeypatch.setattr(memory, "available", lambda: SIZE + working + int(left_gb * 1e9))
+    limits = memory.default_limits(summarize(directory), flags)
+    assert limits.pop("--max-model-len") == str(context)
+    sizes = [int(size) / 1e9 for size in limits.values()]
+    assert sizes == ([] if cache_gb is None else [pytest.approx(cache_gb, rel=0.01)])
+
+
 def test_float_weights_are_copied(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "quant_model_description.json").unlink()
     with pytest.raises(MissingEnvironmentError, match=r"copied weights 418.2 GB"):
@@ -99,7 +125,7 @@ def test_limits_of_control_groups(
         (group / f"memory.{names[1]}").write_text(f"{used}\n")
         (group / "memory.stat").write_text(f"anon 7\n{names[2]}inactive_file 200\n{names[2]}active_file 300\n")
     (tmp_path / "cgroup").write_text(f"9:cpu:/x\n{'4:memory' if version == 1 else '0:'}:/{path}\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "_OWN", tmp_path / "cgroup")
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))
     assert memory.available() == left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,9 @@ def test_in_vllm(probe: Any, float_checkpoint: Path) -> None:
     assert seen["is_cpu"] is True
     modules = ("mla", "quantization", "models", "models")
     assert seen["registered"] == [f"glm5_ascend.serve.plugin.{name}" for name in modules]
-    assert seen["executors"] == {"not_bound": "uni", "bound": "mp", "asked": "mp"}
+    assert seen["executors"] == {"not_bound": "uni", "by_us": "uni", "bound": "mp", "asked": "mp"}
+    allowed = len(os.sched_getaffinity(0))
+    assert seen["threads"] == [[1, 1], [allowed, 2], [allowed, 2]]
     assert "tensor_parallel_size is 2" in seen["two_ranks"]
     assert "kv cache dtype 'fp8'" in seen["fp8_cache"]
     assert "quant_model_description.json does not exist" in seen["no_description"]

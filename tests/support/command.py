@@ -20,9 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 900
 
 
+#: Tests run beside each other: one thread and a small cache for each server.
+SMALL_SERVER = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
 def environment(**extra: str) -> dict[str, str]:
     paths = [str(ROOT), str(ROOT / "kernels")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **extra}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **SMALL_SERVER, **extra}
 
 
 #: What commands import anyway; once for all of them.

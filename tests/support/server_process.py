@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 
 from glm5_ascend.serve.local_server import free_port
+from tests.support.command import SMALL_SERVER
 
 #: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
 ENGINE_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
+    **SMALL_SERVER,
 }
 
 
@@ -36,8 +36,9 @@ def running(
     """The server that `command` starts, from its first healthy answer on; `settings` are added to the environment."""
     with log.open("w") as file:
         process = subprocess.Popen(
-            list(command), stdout=file, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, **(settings or {})}
-        )
+            list(command), stdout=file, stderr=subprocess.STDOUT, cwd=folder,
+            env={**os.environ, **SMALL_SERVER, **(settings or {})},
+        )  # fmt: skip
         family = psutil.Process(process.pid)
         try:
             wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
+from glm5_ascend.serve.cores import BIND, physical_cores
 from glm5_ascend.serve.plugin import sampling
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         sampling.install()
+        use_physical_cores()
         super().register_triton_kernel_overrides()
 
     @classmethod
@@ -57,15 +60,30 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked_prefill, max_tokens
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
-        # CpuPlatform moves a single worker to another process to bind its threads. Without binding, the process only
-        # adds communication to every step.
-        if executor == "uni" and os.environ.get("VLLM_CPU_OMP_THREADS_BIND") == "nobind":
+        # CpuPlatform moves a single worker to another process to bind its threads. The process adds communication to
+        # every step, and `use_physical_cores` binds them here.
+        if executor == "uni" and os.environ.get(BIND, "") in ("", "nobind"):
             parallel.distributed_executor_backend = executor
 
         from vllm.config import CompilationMode
 
         # The layer reads the forward context: nothing to gain from tracing.
         vllm_config.compilation_config.mode = CompilationMode.NONE
+
+
+def use_physical_cores() -> None:
+    """Bind this process, and the threads it starts, to one logical CPU of each physical core, with a thread for each.
+
+    Not where the user has chosen CPUs, or another number of threads.
+    """
+    cores = physical_cores()
+    more = torch.get_num_threads() - len(cores)
+    if os.environ.get(BIND, "") or more < 0 or (more and "OMP_NUM_THREADS" in os.environ):
+        return
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    if more:
+        torch.set_num_threads(len(cores))
 
 
 def is_dsa(vllm_config: VllmConfig) -> bool:

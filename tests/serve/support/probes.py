@@ -18,6 +18,24 @@ CHOICES: dict[str, Any] = {
 OFF = {"enable_thinking": False}
 
 
+def threads_of_worker(bound: str, count: str) -> list[int]:
+    """CPUs and threads of a worker on a machine with one physical core, of a process with two threads."""
+    import torch
+
+    from glm5_ascend.serve.plugin import platform
+
+    allowed = sorted(os.sched_getaffinity(0))
+    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": bound, "OMP_NUM_THREADS": count}
+    if not count:
+        del os.environ["OMP_NUM_THREADS"]
+    platform.physical_cores = lambda: allowed[:1]
+    torch.set_num_threads(2)
+    platform.use_physical_cores()
+    seen = [len(os.sched_getaffinity(0)), torch.get_num_threads()]
+    os.sched_setaffinity(0, allowed)
+    return seen
+
+
 def plugin(model: str) -> dict[str, Any]:
     """What our entry points register, which settings they refuse, and the executor of the worker."""
     from vllm.engine.arg_utils import EngineArgs
@@ -56,9 +74,11 @@ def plugin(model: str) -> dict[str, Any]:
         ],
         "executors": {
             "not_bound": executor("nobind"),
+            "by_us": executor(""),
             "bound": executor("auto"),
             "asked": executor("nobind", distributed_executor_backend="mp"),
         },
+        "threads": [threads_of_worker(*case) for case in (("", ""), ("", "2"), ("nobind", ""))],
         "two_ranks": refused(tensor_parallel_size=2),
         "fp8_cache": refused(kv_cache_dtype="fp8"),
         "no_description": refused(quantization="ascend"),

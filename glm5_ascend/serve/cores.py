@@ -1,0 +1,51 @@
+"""The cores that a server on a CPU computes on. Imports neither torch nor vLLM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glm5_ascend.serve import cgroups
+
+#: vLLM's variable for the CPUs of its workers, e.g. 0-3, or 0-3|4-7 for two; unset: `physical_cores`.
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def physical_cores() -> list[int]:
+    """One logical CPU of each physical core that this process may use, as many as its control groups give time for."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        cores.setdefault(_siblings(cpu), cpu)
+    return list(cores.values())[: _quota(len(cores))]
+
+
+def threads() -> int:
+    """Threads of a server: OMP_NUM_THREADS, or one for each of `physical_cores`."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else len(physical_cores())
+
+
+def thread_groups(ranks: int) -> str:
+    """Split the physical cores among ranks, neighbours together, as `BIND` expects it: "0,1|2,3" for two."""
+    cores = physical_cores()
+    size = max(1, len(cores) // ranks)
+    return "|".join(",".join(map(str, cores[rank * size : (rank + 1) * size])) for rank in range(ranks))
+
+
+def _siblings(cpu: int) -> str:
+    """The logical CPUs of the same physical core."""
+    try:
+        return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(cores: int) -> int:
+    """At most `cores`, at least 1: the CPUs whose time the tightest control group gives."""
+    for _, texts in cgroups.limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        quota, _, period = " ".join(texts).partition(" ")
+        if quota.isdecimal() and period.isdecimal():  # "max", or -1 in version 1, is none
+            cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
