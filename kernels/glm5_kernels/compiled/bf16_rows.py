@@ -10,14 +10,12 @@ import torch
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, prefetch_line, row_address, store_row_as
 from glm5_kernels.compiled.simd import FP32, PAIRS, STEP, WIDTH, Lanes, aligned_fp32, i64_const, intrinsic, sum_each
-from glm5_kernels.compiled.threads import run_ranges
+from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 
 #: Tokens and weight rows of a tile; weight rows of a task.
-_TILE, _ROWS = 4, 256
+_TILE, _ROWS = 4, 32
 #: More tokens are torch's.
 MOST = 16
-#: Tasks for each thread, where there are several.
-_TASKS_PER_THREAD = 8
 
 
 def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -32,7 +30,7 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (tokens, heads, k), n = x.shape, w.shape[1]
     out = x.new_empty(tokens, heads, n)
     tasks = heads * -(-n // _ROWS)
-    size = -(-tasks // (_TASKS_PER_THREAD * torch.get_num_threads()))
+    size = LEAST_BYTES // (2 * k * _ROWS)
     run_ranges(_per_head, tasks, size, (tokens, n, k), row_address(x), row_address(w), row_address(out))
     return out
 

@@ -44,8 +44,6 @@ FEW = 16
 VDPBF16PS = "avx512bf16" in features()
 #: torch's products in bf16 are not sums in fp32: on an ARM with bf16 instructions they are off by 8 ULP.
 ROUNDS_SUMS = platform.machine() == "aarch64"
-#: Tasks for each of several threads.
-_TASKS_PER_THREAD = 8
 
 
 def _accumulates(add: Callable[..., Any], blocks: tuple[int, ...]) -> Any:
@@ -123,10 +121,9 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return out
     blocks = -(-tokens // TOKENS)
     tasks = heads * blocks
-    size = -(-tasks // (_TASKS_PER_THREAD * torch.get_num_threads()))
     kind = PAIRED if PAIRS and x.dtype == w.dtype == torch.bfloat16 and not n % (2 * WIDTH) else None
     sizes = _Sizes(tokens, n, r, blocks)
-    run_ranges(_per_head, tasks, size, sizes, row_address(x, kind), row_address(w, kind), row_address(out))
+    run_ranges(_per_head, tasks, 1, sizes, row_address(x, kind), row_address(w, kind), row_address(out))
     return out
 
 

@@ -25,11 +25,8 @@ from glm5_kernels.compiled.int8_quantize import QuantizedRows, quantize_rows, qu
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, row_address
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import run_ranges
+from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
-
-#: Tasks for each thread, where there are several.
-_TASKS_PER_THREAD = 8
 
 
 class Groups(NamedTuple):
@@ -107,7 +104,7 @@ def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch
     """x[rows] -> [P, N] in `dtype`: each row times the weights of its group, scaled back."""
     out = torch.empty(len(groups.rows), weights.n, dtype=dtype)
     tasks = len(weights.blocks) * -(-weights.rows // ROWS)
-    size = -(-tasks // (_TASKS_PER_THREAD * torch.get_num_threads()))
+    size = LEAST_BYTES // (ROWS * weights.pitch)
     run_ranges(_multiply_groups, tasks, size, x, groups, weights, row_address(out[None]))
     return out
 

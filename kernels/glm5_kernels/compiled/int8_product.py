@@ -24,12 +24,12 @@ from glm5_kernels.compiled.int8_backends import (
 )
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import aligned_fp32
-from glm5_kernels.compiled.threads import run_tasks
+from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
 #: Larger batches are multiplied by AMX, by a library or in pieces.
 MAX_TOKENS = 16 if AMX_INT8 else 256
-ROWS = 256  # weight rows of a task
+ROWS = 32  # weight rows of a task
 #: Tokens that are multiplied at a time: they and a task's rows stay cached.
 _TOKEN_BLOCK = 16
 
@@ -60,6 +60,12 @@ def multiply_rows(x: NDArray[np.int8], w: Matrix, packed: bool, first: int, last
                     token_product(codes, weights, sums, next_weights, last - row, steps)
                 else:
                     tile_product(codes, weights, sums, next_weights, last - row, steps)
+
+
+@kernel
+def _multiply_tasks(first: int, last: int, x: NDArray[np.int8], w: Matrix, n: int, out: NDArray[np.int32]) -> None:
+    """Tasks first..last of `multiply_rows`, each ROWS of n weight rows."""
+    multiply_rows(x, w, False, first * ROWS, min(last * ROWS, n), out)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -101,5 +107,5 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     out = np.empty((len(x), -(-n // TILE) * TILE), np.int32)
     out[:] = -INT8_ZERO * x.sum(1, np.int32)[:, None]
     weight = Matrix(w.data_ptr(), w.stride(0))
-    run_tasks(lambda task: multiply_rows(x, weight, False, task * ROWS, min((task + 1) * ROWS, n), out), -(-n // ROWS))
+    run_ranges(_multiply_tasks, -(-n // ROWS), LEAST_BYTES // (ROWS * k), x, weight, n, out)
     return torch.from_numpy(out)[:tokens, :n]
