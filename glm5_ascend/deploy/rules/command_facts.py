@@ -45,7 +45,8 @@ def of_command(
     """
     table = flag_table(line.flags)
     flags = parsed_flags(argv, table)
-    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": "", "sglang_quantization": ""}
+    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
+    facts["quantization"] = str(flags.get("quantization", ""))
     numbers = {name: _number(flags.get(flag), default) for name, (flag, default) in _NUMBERS.items()}
     facts |= {name: value for name, value in numbers.items() if value is not None}
     facts["ep"] = flags.get("enable-expert-parallel") is True
@@ -88,7 +89,7 @@ def of_sglang_command(argv: Sequence[str], environ: Mapping[str, str]) -> dict[s
         "engine": "sglang", "tp": tp, "ep": ep > 1, "ep_size": ep,
         "mtp": _number(flags.get("speculative-num-steps"), 1) if drafting else 0,
         "draft_inherits": drafting and inherits, "old_flag": f"--{old}" if old else "",
-        "sglang_quantization": str(flags.get("quantization", "")),
+        "quantization": str(flags.get("quantization", "")),
         "prefix_cache": "disable-radix-cache" not in flags,
         "graph": "NONE" if "disable-cuda-graph" in flags else "FULL_DECODE_ONLY",
         "pd": flags.get("disaggregation-mode") in ("prefill", "decode"),

@@ -70,7 +70,7 @@ FACTS = {
     "replaced_json": "flags with a dot, such as --a.b, that replace the profile's whole JSON in --a",
     "kv_cache_dtype": "--kv-cache-dtype",
     "mtp_eager": "the draft model runs without graphs (enforce_eager of --speculative-config)",
-    "sglang_quantization": "SGLang: --quantization; empty without it",
+    "quantization": "--quantization; empty without it",
     "draft_inherits": "SGLang: --quantization is set, but not --speculative-draft-model-quantization",
     "old_flag": "SGLang: a flag that the parser refuses",
     "kv_role": "`none`, `kv_producer`, `kv_consumer` or `kv_both`",
