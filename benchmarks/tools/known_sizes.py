@@ -17,6 +17,7 @@ CHECKPOINTS = (
     ("glm-5", "w4a8", True, 419.9 * GB, "byte formulas of the format, fp32 head"),
     ("glm-5", "w8a8", True, 774.4 * GB, "byte formulas of the format, fp32 head"),
     ("glm-5", "bf16", False, 1511.5 * GB, "parameter count, with MTP copies"),
+    ("glm-5.3-flash", "w4a8", False, 191.3 * GB, "tensors of recipe flash-w4a8's output"),
 )
 #: Bytes of a token in a layer that owns an indexer, by the caches that are INT8.
 CACHE_ROWS = {"none": 1408, "li": 1282, "li+sfa": 786}
@@ -28,6 +29,7 @@ TOKENS = (
     ("glm-5.2", "none", 96_640, "79 layers, 22 indexers"),
     ("glm-5.2", "li", 93_868, "79 layers, 22 indexers"),
     ("glm-5.2", "li+sfa", 54_684, "79 layers, 22 indexers"),
+    ("glm-5.3-flash", "none", 13_056, "12 layers, a key for four tokens"),
 )
 #: Weights of one die of GLM-5 in GB, MTP layer included: quantization, TP, EP, published GB.
 DIES = (

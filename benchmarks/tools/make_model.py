@@ -1,7 +1,8 @@
-"""Write a random GLM-5 checkpoint of real or middle size: what speed and memory are measured on.
+"""Write a random GLM-5 or GLM-5.3-Flash checkpoint of real or middle size: what speed and memory are measured on.
 
     python benchmarks/tools/make_model.py OUT --preset real --experts 64    # one dense and one MoE layer of GLM-5
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
+    python benchmarks/tools/make_model.py OUT --preset flash                # a KDA and a DSA layer of GLM-5.3-Flash
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
     python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5.2       # headers of all of it: for rehearse
 
@@ -27,7 +28,8 @@ from safetensors.torch import save_file
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config
-from glm5_ascend.model.spec import Linear, Vector
+from glm5_ascend.model.glm5_next import GLM5_NEXT
+from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
 
 SHARD_BYTES = 1_000_000_000
 OUTLIERS = 6
@@ -58,13 +60,25 @@ TINY: dict[str, Any] = MID | {
     "qk_rope_head_dim": 32, "qk_head_dim": 64, "head_dim": 32, "v_head_dim": 64, "num_experts_per_tok": 2,
     "index_n_heads": 4, "index_topk": 64,
 }  # fmt: skip
-PRESETS = {"real": GLM5, "mid": MID, "tiny": TINY}
+#: GLM-5.3-Flash; `write_model` adds `layer_types`.
+FLASH: dict[str, Any] = {
+    "architectures": [GLM5_NEXT.architecture], "model_type": GLM5_NEXT.model_type, "tie_word_embeddings": False,
+    "image_token_id": 300, "video_token_id": 301,
+    "text_config": dict(GLM5_NEXT.defaults) | {
+        "dtype": "bfloat16", "num_hidden_layers": 2, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1,
+        "index_kpool": 4, "eos_token_id": [2], "pad_token_id": 0,
+    },
+    "vision_config": dict(GLM5_NEXT.vision_defaults) | {"out_hidden_size": 4096},
+}  # fmt: skip
+PRESETS = {"real": GLM5, "mid": MID, "tiny": TINY, "flash": FLASH}
 
 
-def values(name: str, part: Linear | Vector, shape: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
+def values(name: str, part: Weight, shape: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
     """The tensor `name`, fp32; the same for the same name and shape."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     x = torch.empty(shape).normal_(generator=generator)
+    if isinstance(part, Parameter):
+        return x.mul_(x[0].numel() ** -0.5)
     outliers = (torch.arange(OUTLIERS) * 977 + 7) % config.hidden_size
     if isinstance(part, Vector):
         if part.role == "norm":
@@ -93,10 +107,11 @@ def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tiles.reshape(padded.shape)[:rows, :columns].to(torch.float8_e4m3fn), scale
 
 
-def stored(name: str, part: Linear | Vector, x: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
+def stored(name: str, part: Weight, x: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
     if isinstance(part, Vector) and part.role == "router_bias":
         return {name: x}
     whole = isinstance(part, Linear) and part.role == "linear" and not name.endswith(("lm_head.weight", "head.weight"))
+    whole = whole and not part.why_float  # KDA: the released file has it in bf16
     if dtype == "fp8" and whole and not name.endswith(("wk.weight", "weights_proj.weight", "mlp.gate.weight")):
         weight, scale = fp8_blocks(x)
         return {name: weight, f"{name}_scale_inv": scale}
@@ -182,23 +197,38 @@ def keys_of(family: str) -> dict[str, Any]:
     from glm5_ascend.plan.model import family as planner_family
 
     models = planner_family()
-    raw = GLM5 | models.common | models.models[family]
+    if "text_config" in models.models[family]:
+        raise SystemExit(f"--family {family}: --preset flash --layers 45 --dense 3 --mtp 1 has its sizes")
+    raw = GLM5 | models.models[family]
     return raw | {"indexer_types": list(parse_config(raw, Path(family)).indexer_types)}
 
 
-def write_model(args: argparse.Namespace) -> None:
+def config_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """config.json with the changes that the options ask for."""
     changes = {
         "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
         "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
     }  # fmt: skip
-    raw = (keys_of(args.family) if args.family else PRESETS[args.preset]) | {
-        key: value for key, value in changes.items() if value is not None
-    }
+    raw = keys_of(args.family) if args.family else PRESETS[args.preset]
+    text = raw.get("text_config", raw) | {key: value for key, value in changes.items() if value is not None}
+    if "text_config" not in raw:
+        return text
+    layers = text["num_hidden_layers"]
+    # Every fourth layer has sparse attention; of fewer than four the last one.
+    sparse = [layer % 4 == 3 or layer + 1 == layers < 4 for layer in range(layers)]
+    text["layer_types"] = ["deepseek_sparse_attention" if one else "linear_attention" for one in sparse]
+    return raw | {"text_config": text}
+
+
+def write_model(args: argparse.Namespace) -> None:
+    raw = config_keys(args)
     args.out.mkdir(parents=True)
     if args.dtype == "fp8":
         raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (args.out / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     write_tokenizer(args.out)
+    if "vision_config" in raw:
+        (args.out / "processor_config.json").write_text('{"processor_class": "Glm5NextProcessor"}\n')
     config = load_config(args.out)
     size = config.sizes
     shard: dict[str, torch.Tensor] = {}

@@ -258,7 +258,6 @@ GLM5_NEXT = ModelSpec(
     vllm_ascend="vllm-ascend 0.30",
     lacks={
         "analyze": "it probes a layer with one residual stream",
-        "plan": "its operators are not there",
         "SGLang": "its loader was not tried",
         "vLLM on a CPU": "its own code for this model needs a GPU or an NPU",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",

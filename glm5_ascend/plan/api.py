@@ -11,7 +11,7 @@ from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
 from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
-from glm5_ascend.plan.evidence import half_width, nearest
+from glm5_ascend.plan.evidence import Case, half_width, has_rows, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
 from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
@@ -35,7 +35,6 @@ from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workloa
 
 #: More machines than any deployment has: a typing error, and a very long search.
 MAX_NODES = 4096
-_ENDS: tuple[End, End] = ("low", "high")
 #: Numbers of machines that are tried without --nodes.
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -132,19 +131,21 @@ def _searched(question: Question, nodes: int | None) -> Plan:
 def _plan(
     question: Question, cluster: Cluster, best: Candidate, others: list[Candidate], trial: Candidate | None
 ) -> Plan:
-    near = None
-    if cluster.hardware.measured_on is None:
-        near = nearest(question.steps.model, cluster.hardware.name, best.layout, question.workload)
-    numbers = _numbers(question, best)
-    return Plan(question, cluster, best, others, trial, numbers, near, notes(question, cluster, best, others))
+    numbers, sentences = _numbers(question, best), notes(question, cluster, best, others)
+    return Plan(question, cluster, best, others, trial, numbers, _near(question, best), sentences)
+
+
+def _near(question: Question, candidate: Candidate) -> tuple[float, Case] | None:
+    """The nearest public result and its distance; None for a measured machine."""
+    hardware = question.steps.hardware
+    if hardware.measured_on is not None:
+        return None
+    return nearest(question.steps.model, hardware.name, candidate.layout, question.workload)
 
 
 def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
     """Half widths of the bands on a logarithmic scale, by output."""
-    model, hardware = question.steps.model, question.steps.hardware
-    away = 0.0
-    if hardware.measured_on is None:
-        away = nearest(model, hardware.name, candidate.layout, question.workload)[0]
+    away, _ = _near(question, candidate) or (0.0, None)
     spread = question.acceptance.spread if candidate.layout.decode.drafts else 0.0
     widths = {name: half_width(name, away) for name in ("tok_s", "tpot", "ttft")}
     return {name: width if name == "ttft" else math.hypot(width, spread) for name, width in widths.items()}
@@ -153,9 +154,9 @@ def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
 def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
     """Figures with their ranges; the range of the memory counts for the speed."""
     steps, load, model = question.steps, best.load, question.steps.model
-    ends = [predict(steps, best.layout, load, question.acceptance, end) or best.prediction for end in _ENDS]
+    ends = [predict(steps, best.layout, load, question.acceptance, end) or best.prediction for end in memory.ENDS]
     widths, p = _half_widths(question, best), best.prediction
-    basis = "fitted" if steps.hardware.constants is None else "measured"
+    basis = "measured" if steps.hardware.constants else "fitted" if has_rows(model) else "guessed"
 
     def band(output: str, value: float, others: list[float], scale: float = 1.0) -> Range:
         factor = math.exp(widths[output])
@@ -174,16 +175,18 @@ def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
     engine, positions = replace(best.layout.decode, sequences=1_000_000), model.config.max_position_embeddings
     ranks = engine.dp * best.layout.replicas
 
-    def guessed(value: Callable[[float], float]) -> Range:
-        return Range(value(free.budget), value(free.budget_low), value(free.budget_high), "guessed")
+    def guessed(value: Callable[[End], float]) -> Range:
+        low, middle, high = map(value, memory.ENDS)
+        return Range(middle, low, high, "guessed")
 
     return {
         "weight_bytes_total": total,
         "weight_bytes_per_die": exact(float(sum(free.weights.values()))),
         "kv_bytes_per_token": exact(free.bytes_per_token),
-        "kv_budget_bytes_per_die": guessed(lambda budget: budget),
-        "max_context_tokens": guessed(lambda budget: min(positions, free.tokens(budget))),
-        "max_concurrency": guessed(lambda b: math.floor(ranks * memory.most_requests(free, engine, load, b))),
+        "state_bytes_per_request": exact(free.state_tokens * free.bytes_per_token),
+        "kv_budget_bytes_per_die": guessed(lambda end: free.budgets[end]),
+        "max_context_tokens": guessed(lambda end: max(0, min(positions, free.tokens(end) - free.state_tokens))),
+        "max_concurrency": guessed(lambda end: math.floor(ranks * memory.most_requests(free, engine, load, end))),
         "tpot_ms": band("tpot", p.tpot, [end.tpot for end in ends], 1e3),
         "ttft_ms": band("ttft", p.ttft, [end.ttft for end in ends], 1e3),
         "output_tokens_per_s": band("tok_s", p.output_per_second, [end.output_per_second for end in ends]),

@@ -144,17 +144,17 @@ def _text(path: Path) -> str:
 
 def _results(path: Path, text: str) -> list[dict[str, Any]]:
     """One object in the whole file, or one on each line, as SGLang's bench_serving appends them."""
-    lines = text.splitlines()
-    try:
-        documents = [(str(path), parse_json(text))]
-    except ValueError as error:
-        if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
-            raise PlanError(f"{path}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
-        documents = [
-            (f"{path}, line {number}", _line(path, number, line)) for number, line in enumerate(lines, 1) if line
-        ]
-    runs = []
-    for name, result in documents:
+    lines, runs = text.splitlines(), []
+    if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
+        lines = [text]
+    for number, line in enumerate(lines, 1):
+        name = str(path) if len(lines) == 1 else f"{path}, line {number}"
+        if not line:
+            continue
+        try:
+            result = parse_json(line)
+        except ValueError as error:
+            raise PlanError(f"{name}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
         if not isinstance(result, dict):
             raise PlanError(f"{name}: not one object", _FORMATS)
         try:
@@ -162,13 +162,6 @@ def _results(path: Path, text: str) -> list[dict[str, Any]]:
         except ValueError as error:
             raise PlanError(f"{name}: not a benchmark's result: {error}", _FORMATS) from None
     return runs
-
-
-def _line(path: Path, number: int, line: str) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise PlanError(f"{path}, line {number}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
 
 
 def _run(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,14 +159,9 @@ def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Worklo
     )  # fmt: skip
     pp = max(e.pp for e in layout.engines.values())
     kinds = [
-        model.expert_type,
-        hardware,
-        bool(layout.prefill),
-        engine.drafts,
-        engine.dcp > 1,
-        pp > 1,
-        engine.expert_parallel,
-    ]
+        model.config.model_type, model.expert_type, hardware, bool(layout.prefill), engine.drafts, engine.dcp > 1,
+        pp > 1, engine.expert_parallel,
+    ]  # fmt: skip
     return [math.log(max(size, 1e-3)) for size in sizes], kinds
 
 
@@ -182,6 +177,11 @@ def nearest(model: PlannedModel, hardware: str, layout: Layout, load: Workload) 
     judged = [case for case in cases() if case.judged and case.row.layers is None and case.row.out_tok_s]
     near = [(distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)), c) for c in judged]
     return min(near, key=lambda pair: pair[0])
+
+
+def has_rows(model: PlannedModel) -> bool:
+    """Return True if a judged public result is of this architecture."""
+    return any(case.judged and case.model.config.model_type == model.config.model_type for case in cases())
 
 
 def half_width(output: str, distance_to_rows: float) -> float:

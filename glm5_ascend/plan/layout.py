@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from glm5_ascend.engine_lines import STABLE, EngineLine
+from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
 
 #: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240).
 MAX_DRAFTS = 15
+#: The same for linear attention (models/glm5next/kda.py:153).
+MAX_KDA_DRAFTS = 7
 #: Dies over which weights of msModelSlim may be cut without expert parallelism.
 MAX_SLICES = 16
 
@@ -178,19 +180,17 @@ def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> Non
     heads, experts = config.num_attention_heads, config.n_routed_experts + engine.redundant
     missing, node = -experts % engine.ep, hardware.dies_per_node
     cut = not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES)
+    drafts = MAX_KDA_DRAFTS if config.attention_types else MAX_DRAFTS
     for wrong, problem, fix in (
         (heads % engine.tp, f"tp {engine.tp} does not divide the {heads} attention heads", "use a power of two"),
-        (
-            engine.tp > node,
-            f"tp {engine.tp} is more than the {node} dies of a node of {hardware.name}",
-            "dp beyond a node",
-        ),
+        (engine.tp > node, f"tp {engine.tp}: a node of {hardware.name} has {node} dies", "dp beyond a node"),
         (engine.ep > experts, f"{engine.ep} dies share {experts} experts: each needs one", "use several replicas"),
         (missing, f"{engine.ep} dies do not divide the {experts} experts", f"redundant={engine.redundant + missing}"),
         (cut, f"ep=0 cuts every expert: at most over {MAX_SLICES} dies, of one rank", "dp=1, or without ep=0"),
         (engine.pp > config.num_hidden_layers, f"pp {engine.pp} is more than the layers", "use 2"),
         (engine.dcp not in (1, engine.tp), f"dcp {engine.dcp}: sparse attention allows 1 or tp", f"dcp={engine.tp}"),
-        (engine.drafts > MAX_DRAFTS, f"mtp {engine.drafts}: at most {MAX_DRAFTS}", "GLM-5 is served with 3"),
+        (engine.dcp > 1 and bool(config.attention_types), "dcp: the pooled indexer takes none (rule P74)", "dcp=1"),
+        (engine.drafts > drafts, f"mtp {engine.drafts}: at most {drafts}", "GLM-5 is served with 3, its Flash with 5"),
         (engine.drafts and not config.num_nextn_predict_layers, "mtp: the model has no MTP layer", "mtp=0"),
         (not 0 < engine.utilization <= 1, f"utilization {engine.utilization:g}: at most 1", "use 0.9 to 0.95"),
     ):
@@ -241,20 +241,24 @@ def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | N
     Args:
         clients: requests at a time, for `seqs`. drafts: for `mtp`; None: 3, or none without an MTP layer.
     """
-    values = read_layout(text)
+    values, usual = read_layout(text), usual_settings(config, drafts)
     replicas = int(values.get("replicas", 1))
-    if drafts is None:
-        drafts = 3 if config.num_nextn_predict_layers else 0
-    common = {"drafts": drafts}
-    decode = _engine(values, "", common | {"sequences": sequences_for(clients / replicas, int(values.get("dp", 1)))})
+    decode = _engine(values, "", usual | {"sequences": sequences_for(clients / replicas, int(values.get("dp", 1)))})
     if "buffer_mb" not in values:
         decode = replace(decode, buffer_mb=max(200, exchange_buffer_mb(config, decode)))
     if "prefill_tp" not in values:
         return Layout(decode, None, replicas)
     if "tokens" not in values:
         decode = replace(decode, batched_tokens=decode.sequences * (decode.drafts + 1))
-    prefill = _engine(values, "prefill_", prefill_settings(int(values["prefill_tp"]), min(1, decode.drafts)))
+    settings = prefill_settings(int(values["prefill_tp"]), min(1, decode.drafts))
+    prefill = _engine(values, "prefill_", usual | settings)
     return Layout(decode, prefill, replicas, int(values.get("prefills", 1)))
+
+
+def usual_settings(config: ModelConfig, drafts: int | None) -> dict[str, Any]:
+    """Settings of every engine for this model. drafts: None: 3, or none without an MTP layer."""
+    usual = 3 if config.num_nextn_predict_layers else 0
+    return {"drafts": usual if drafts is None else drafts, "line": LINES[config.spec.vllm_ascend]}
 
 
 def sequences_for(clients: float, dp: int) -> int:

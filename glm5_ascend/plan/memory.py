@@ -1,51 +1,57 @@
 """The memory of one die: weights, buffers, and the rest for the caches in bytes and tokens.
 
-Source of the cache's rows: vllm-ascend 182b75e `sfa_v1.py`, `kv_cache_interface.py`.
+Source of the cache's rows: vllm-ascend 182b75e `sfa_v1.py`, `kv_cache_interface.py`; of GLM-5.3-Flash's pages:
+0.30.0rc2 `models/glm5next/cache_config.py`, `patch/platform/patch_mamba_config.py`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Literal, get_args
 
 from glm5_ascend.plan import weights
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan.weights import BF16, FP32
 from glm5_ascend.plan.workload import Workload
 
 #: Sequences take whole pages of so many tokens.
 PAGE = 128
 #: Buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
-_BF16, _FP32, _FP16 = 2, 4, 2
+_FP16 = 2
 _SCALE_TILE = 128  # latent values that share a scale in a packed row
-End = Literal["value", "low", "high"]
+End = Literal["low", "value", "high"]
 
 
 #: Bytes of a die besides weights and caches: low, value, high. Guesses: no public numbers exist. Bounds: the official
 #: recipes (A3 W8A8 with 40,960 tokens, A2 W4A8 with 32,768) must fit. Decode graphs and the runtime; fragmentation; PD:
 #: vllm-ascend #12839 saw 10 GB more, the public run with 480 requests leaves at most 5 on its decode dies.
 GUESSED = {"graphs": (0.5e9, 1.5e9, 3.0e9), "margin": (0.0, 1.0e9, 2.0e9), "PD transfer": (0.0, 0.0, 5.0e9)}
+#: Parts of a die's memory that are not published; all others follow from sizes and vllm-ascend's code.
+UNPUBLISHED = (*GUESSED, "communication buffers")
 #: Communicators that hold HCCL_BUFFSIZE in and out: the experts'; the engine gives the others sizes of their own.
 COMMUNICATORS = (1, 1, 3)
-ENDS = ("low", "value", "high")
+ENDS: tuple[End, ...] = get_args(End)
 
 
 def attention_row(model: PlannedModel) -> int:
     """Bytes of a token's latent and rope values in one layer."""
     c = model.config
     if model.cache == "li+sfa":
-        return c.kv_lora_rank + _BF16 * c.qk_rope_head_dim + _FP32 * (c.kv_lora_rank // _SCALE_TILE)
-    return _BF16 * (c.kv_lora_rank + c.qk_rope_head_dim)
+        return c.kv_lora_rank + BF16 * c.qk_rope_head_dim + FP32 * (c.kv_lora_rank // _SCALE_TILE)
+    return BF16 * (c.kv_lora_rank + c.qk_rope_head_dim)
 
 
 def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
-    """Bytes of a token's indexer key in one layer; without `layer`, in a layer whose keys are INT8 with C8."""
-    dim = model.config.index_head_dim
+    """Bytes of the indexer keys in one layer per token; without `layer`, in a layer whose keys are INT8 with C8."""
+    dim = model.config.index_head_dim // model.config.index_kpool
     bf16 = model.cache == "none" or (layer is not None and bool(model.marked) and layer not in model.marked)
-    return _BF16 * dim if bf16 else dim + _FP16
+    return BF16 * dim if bf16 else dim + _FP16
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,13 +59,35 @@ def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: Pipelin
     """Cache bytes of a token on every die of a tensor-parallel group; stage: None for all layers.
 
     There is one KV head, so TP does not divide it. DCP divides the attention rows, not the indexer keys. An IndexShare
-    model has indexer keys only in the layers with an indexer.
+    model has indexer keys only in the layers with an indexer. Layers of linear attention share pages with the others.
     """
     config = model.config
     count = config.num_layers_with_mtp if mtp else config.num_hidden_layers
     cached = [layer for layer in range(count) if stage is None or stage.holds(layer, config.is_mtp(layer))]
     indexers = sum(indexer_row(model, layer) for layer in cached if config.has_indexer(layer))
-    return len(cached) * attention_row(model) / dcp + indexers
+    kinds = [config.attention_kind(layer) for layer in cached]
+    pools = max(kinds.count("sparse"), math.ceil(kinds.count("linear") / max(1, _longest_run(kinds))))
+    return pools * attention_row(model) / dcp + indexers
+
+
+def _longest_run(kinds: list[str]) -> int:
+    """Layers of linear attention in a row: each of them takes its pages from another group."""
+    return max((len(list(run)) for kind, run in groupby(kinds) if kind == "linear"), default=0)
+
+
+def state_tokens(model: PlannedModel, engine: Engine, stage: PipelineStage) -> int:
+    """Tokens whose cache has as many bytes as what a request keeps whatever its length; 0 without linear attention.
+
+    A state has a page of the cache. Per group of layers: the state now, one for each draft that may be rejected, one
+    for the prefix cache; in addition the tokens of the indexer's unfinished pool.
+    """
+    c, groups = model.config, _longest_run([model.config.attention_kind(i) for i in range(stage.first, stage.end)])
+    if not groups:
+        return 0
+    width = c.linear_num_heads // engine.tp * c.linear_head_dim
+    convolutions = 3 * width * (c.linear_conv_kernel_dim - 1 + engine.drafts) * BF16
+    page = pages((FP32 * width * c.linear_head_dim + convolutions) / attention_row(model))
+    return page * (1 + groups * (2 + engine.drafts))
 
 
 def pages(tokens: float) -> int:
@@ -69,11 +97,12 @@ def pages(tokens: float) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one die; `low` and `high` by the ranges of GUESSED.
+    """Bytes of one die.
 
     Attributes:
         parts: bytes by use, without the cache. weights: bytes of the weights by kind.
-        budget: bytes left for the caches of this rank; negative: it does not fit.
+        budgets: bytes left for the caches of this rank, by the ends of GUESSED; negative: it does not fit.
+        state_tokens: as the function of this name.
     """
 
     total: float
@@ -81,14 +110,16 @@ class Memory:
     parts: dict[str, float]
     weights: dict[str, int]
     bytes_per_token: float
-    budget: float
-    budget_low: float
-    budget_high: float
+    budgets: dict[End, float]
+    state_tokens: int = 0
 
-    def tokens(self, budget: float | None = None) -> int:
+    @property
+    def budget(self) -> float:
+        return self.budgets["value"]
+
+    def tokens(self, end: End = "value") -> int:
         """Cached tokens of one rank, in whole pages."""
-        nbytes = self.budget if budget is None else budget
-        return max(0, int(nbytes / self.bytes_per_token) // PAGE * PAGE)
+        return max(0, int(self.budgets[end] / self.bytes_per_token) // PAGE * PAGE)
 
 
 def fit(
@@ -124,30 +155,29 @@ def stage_fit(
             "communication buffers": 2e6 * (engine.buffer_mb * hccl_groups + _GROUP_MB * other_groups),
         }  # fmt: skip
 
-    def budget(end: End) -> float:
-        return usable - sum(fixed.values()) - sum(guessed(end).values())
-
     return Memory(
         total=hardware.memory_bytes.value,
         usable=usable,
         parts=fixed | guessed("value"),
         weights=by_kind,
         bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
-        budget=budget("value"),
-        budget_low=budget("high"),
-        budget_high=budget("low"),
+        budgets={
+            end: usable - sum(fixed.values()) - sum(guessed(other).values())
+            for end, other in zip(ENDS, reversed(ENDS), strict=True)
+        },
+        state_tokens=state_tokens(model, engine, stage),
     )
 
 
-def most_requests(free: Memory, engine: Engine, workload: Workload, budget: float) -> float:
-    """Requests of one rank that fit `budget` bytes, with the shared prefix once, and --max-num-seqs.
+def most_requests(free: Memory, engine: Engine, workload: Workload, end: End = "value") -> float:
+    """Requests of one rank that fit the caches, with the shared prefix once, and --max-num-seqs.
 
     A mean, so not a whole number: requests come and go, and are on average half through their output.
     """
     shared = pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    mean_request = pages(workload.prompt - shared) + workload.output / 2 + PAGE / 2
-    free_tokens = free.tokens(budget) - shared
-    if free_tokens < pages(workload.prompt + workload.output - shared):
+    mean_request = pages(workload.prompt - shared) + workload.output / 2 + PAGE / 2 + free.state_tokens
+    free_tokens = free.tokens(end) - shared
+    if free_tokens < pages(workload.prompt + workload.output - shared) + free.state_tokens:
         return 0.0  # not one whole request
     return max(1.0, min(float(engine.sequences), free_tokens / mean_request))
 
@@ -157,4 +187,5 @@ def _activations(model: PlannedModel, engine: Engine) -> float:
     c = model.config
     routed = c.num_experts_per_tok * (c.hidden_size + 4 * c.moe_intermediate_size + 2 * c.hidden_size)
     logits = 4 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
-    return float(engine.batched_tokens * (6 * 2 * c.hidden_size + routed / engine.tp * 2) + logits)
+    residuals = 4 * c.hidden_size + 2 * c.stream_width
+    return float(engine.batched_tokens * 2 * (residuals + routed / engine.tp) + logits)

@@ -1,7 +1,7 @@
 """The planned model: its sizes, the type of every linear, and the types of its caches.
 
 It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory. Sizes and tensors are
-those of the config's ModelSpec; `operators.py` has the operators of `glm_moe_dsa`.
+those of the config's ModelSpec.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.output import served_config
@@ -51,10 +51,9 @@ class QuantizationKeys(Keys):
 
 
 class FamilyFile(Keys):
-    """data/models.yaml; the keys of a model override the common ones."""
+    """data/models.yaml."""
 
-    common: dict[str, bool | int | float | str]
-    models: dict[str, dict[str, bool | int | float | str]]
+    models: dict[str, dict[str, Any]]
     quantizations: dict[str, QuantizationKeys]
 
 
@@ -88,8 +87,18 @@ class PlannedModel:
         moe = next((i for i in range(self.config.num_hidden_layers) if self.config.is_moe(i)), None)
         return FLOAT if moe is None else self.type_of(moe, "mlp.experts.0.gate_proj")
 
+    @property
+    def attention_type(self) -> str:
+        """Type of the projections of the main model's sparse attention."""
+        return self.type_of(self.layers("sparse")[0], "self_attn.q_a_proj")
+
     def type_of(self, layer: int, part: str) -> str:
         return self.types[self.config.spec.layer_prefix(layer) + part]
+
+    def layers(self, kind: str, first: int = 0, end: int | None = None) -> list[int]:
+        """Main layers [first, end) with this kind of attention: sparse | linear."""
+        layers = range(first, self.config.num_hidden_layers if end is None else end)
+        return [layer for layer in layers if self.config.attention_kind(layer) == kind]
 
     def topk_layers(self, index_cache: bool) -> int:
         """Main layers that compute their own top-k; more layers than these may have an indexer.
@@ -97,7 +106,7 @@ class PlannedModel:
         Args:
             index_cache: vllm-ascend's `use_index_cache` with a period of 4; its default offset is 2 (182b75e).
         """
-        full = self.config.indexer_types.count("full")
+        full = sum(map(self.config.has_indexer, range(self.config.num_hidden_layers)))
         reused = sum(max(i - 1, 0) % 4 == 0 for i in range(self.config.num_hidden_layers))
         return min(full, reused) if index_cache else full
 
@@ -122,12 +131,13 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
     if quantization not in data.quantizations:
         raise PlanError(f"--quant {quantization}: unknown quantization", near(quantization, data.quantizations))
     # The rotary base decides no size and no time; the published values of GLM-5 and 5.1 are not confirmed.
-    raw = data.common | data.models[name] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
+    raw = data.models[name] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = data.quantizations[quantization]
     types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
     model = PlannedModel(
-        name, quantization, config, types, rules.cache, rotated=rules.experts != FLOAT, rules=rules
+        name, quantization, config, types, rules.cache, rotated=rules.experts != FLOAT and bool(config.spec.bases),
+        rules=rules,
     )  # fmt: skip
     return with_cache(model, cache)
 
@@ -143,7 +153,6 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     from glm5_ascend.checkpoint.source import SourceCheckpoint
 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
-    config.require("plan")
     description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
     source = None if path.exists() else SourceCheckpoint(directory)
     require_sound_config(directory, served_config(read_config(directory)))
@@ -194,6 +203,8 @@ def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
     """The model with other INT8 caches; None: unchanged."""
     if cache is not None and cache not in CACHES:
         raise PlanError(f"--cache {cache}: unknown", near(cache, CACHES))
+    if model.config.attention_types and (cache or model.cache) != "none":
+        raise PlanError(f"{model.name}: vllm-ascend keeps the indexer keys of this model in bf16", "--cache none")
     return model if cache in (None, model.cache) else replace(model, cache=str(cache))
 
 
@@ -212,8 +223,11 @@ def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
 
 
 def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) -> str:
-    if part in config.spec.always_float or not prefix or config.is_mtp(int(prefix.split(".")[2])):
+    layer = config.spec.layer_of(prefix)
+    if part in config.spec.always_float or layer is None or config.is_mtp(layer):
         return FLOAT
     if part.startswith("mlp.experts."):
         return rules.experts
-    return rules.attention if part.startswith("self_attn.") else rules.mlp
+    if part.startswith("self_attn."):
+        return FLOAT if config.attention_types else rules.attention
+    return rules.mlp

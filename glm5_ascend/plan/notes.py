@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import memory
+from glm5_ascend.plan.evidence import has_rows
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Layout
 from glm5_ascend.plan.proven import faults
@@ -18,6 +19,8 @@ def notes(question: Question, cluster: Cluster, best: Candidate, others: list[Ca
     load, layout, hardware, model = question.workload, best.layout, cluster.hardware, question.steps.model
     rules = model.rules
     sentences = [f"little data: {text}" for text in (hardware.little_data, rules and rules.little_data) if text]
+    if not has_rows(model):
+        sentences.append(f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed")
     if hardware.links.pod is not None and best.nodes > 1:
         pod = f"one supernode (UB, up to {hardware.links.pod.nodes} nodes)"
         sentences.append(f"assumed: the nodes are {pod}; otherwise --hardware a3-roce")
@@ -59,7 +62,7 @@ def nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
     needs = []
     for role, engine in layout.engines.items():
         free = steps.memory(engine, role == "decode", role != "server")
-        need = memory.pages(load.prompt + load.output) * free.bytes_per_token
+        need = (memory.pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
         needs.append((free.budget - need, engine, free, need))
     _, engine, free, need = min(needs, key=lambda item: item[0])
     return PlanError(

@@ -1,6 +1,7 @@
-"""Every operator of one step of `glm_moe_dsa`, as bytes and operations of one die.
+"""Every operator of one step, as bytes and operations of one die.
 
-Bytes and operations are those of kernels/glm5_kernels' definitions of the ops; nothing is timed here.
+Bytes and operations are those of kernels/glm5_kernels' definitions of the ops, and of transformers' code of linear
+attention and residual streams; nothing is timed here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
 #: Time of a row from the L2 cache, relative to one from memory. A guess: L2 is several times as fast.
 _CACHED = 0.25
+#: Tokens of a prompt that linear attention computes as matrix products.
+_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class _Layers:
         # Lightning Indexer: every head scores every cached key and selects the best index_topk.
         index_rows = c.index_n_heads * c.index_head_dim
         yield self.linear("indexer projections", kind, index_rows, c.q_lora_rank, tokens, topk_layers)
-        pairs = tokens * step.context * topk_layers
+        pairs = tokens * step.context / c.index_kpool * topk_layers
         keys = step.requests * step.context * memory.indexer_row(self.model) * topk_layers
         scores, int8 = 2.0 * pairs * index_rows, self.model.cache != "none"
         yield Op(
@@ -112,12 +115,41 @@ class _Layers:
         )  # fmt: skip
         yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
         yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens, layers)
-        if engine.tp > 1:
-            sent = 2.0 * (engine.tp - 1) / engine.tp * step.tokens * c.hidden_size * BF16
-            yield Op("all-reduce", sent=sent * layers, group=engine.tp, kind="allreduce", count=layers)
+        yield from self.all_reduce(layers)
         if engine.dcp > 1:
             sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
             yield Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers)
+
+    def all_reduce(self, layers: int) -> Iterator[Op]:
+        tp = self.engine.tp
+        if tp > 1:
+            sent = 2.0 * (tp - 1) / tp * self.step.tokens * self.config.hidden_size * BF16
+            yield Op("all-reduce", sent=sent * layers, group=tp, kind="allreduce", count=layers)
+
+    def linear_attention(self, layers: int) -> Iterator[Op]:
+        """KDA: a step reads each request's state and writes one per token; a prompt has a state per chunk."""
+        c, step, dim = self.config, self.step, self.config.linear_head_dim
+        heads = c.linear_num_heads / self.engine.tp
+        inputs = 3 * heads * dim + heads + 2 * dim  # q, k, v, beta, and the low-rank inputs of both gates
+        yield self.linear("KDA projections", FLOAT, inputs, c.hidden_size, step.tokens, layers)
+        yield self.linear("KDA projections", FLOAT, 2 * heads * dim, dim, step.tokens, layers)
+        yield self.linear("KDA projections", FLOAT, c.hidden_size, heads * dim, step.tokens, layers)
+        states = step.requests + step.tokens / (_CHUNK if step.prefill else 1)
+        products = step.tokens * heads * dim * 2.0 * (3 * dim + 2 * _CHUNK) if step.prefill else 0.0
+        vector = step.tokens * heads * dim * (10.0 if step.prefill else 6.0 * dim)
+        nbytes = FP32 * states * heads * dim * dim
+        yield Op("KDA", layers * nbytes, bf16=layers * products, vector=layers * vector, count=layers)
+        yield from self.all_reduce(layers)
+
+    def streams(self, layers: int) -> Iterator[Op]:
+        """Residual streams: before and after both halves of a layer, with the maps in fp32."""
+        c, tokens = self.config, self.step.tokens
+        maps = float((2 + c.hc_mult) * c.hc_mult * c.stream_width)
+        moved = tokens * (3 * c.stream_width + 2 * c.hidden_size) * BF16
+        yield Op(
+            "residual streams", 2 * layers * (FP32 * maps + moved), bf16=2 * layers * 8.0 * tokens * maps,
+            vector=2 * layers * tokens * c.stream_width * (c.hc_mult + 3.0), count=2 * layers,
+        )  # fmt: skip
 
     def mlp(self, name: str, width: int, layers: int) -> Iterator[Op]:
         hidden, tp = self.config.hidden_size, self.engine.tp
@@ -179,7 +211,12 @@ def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step
     kinds = model.config.mlp_layer_types
     dense, moe = kinds.count("dense"), kinds.count("sparse")
     layers = _Layers(model, hardware, engine, step, kinds.index("sparse") if moe else 0)
-    yield from layers.attention(len(kinds), model.topk_layers(engine.index_cache))
+    linear = len(model.layers("linear"))
+    yield from layers.attention(len(kinds) - linear, model.topk_layers(engine.index_cache))
+    if linear:
+        yield from layers.linear_attention(linear)
+    if model.config.hc_mult > 1:
+        yield from layers.streams(len(kinds))
     if dense:
         first = _Layers(model, hardware, engine, step, kinds.index("dense"))
         yield from first.mlp("dense MLP", model.config.intermediate_size, dense)

@@ -24,7 +24,7 @@ class PlanOptions:
     _: KW_ONLY
     model: Annotated[
         str | None,
-        Option("Instead of DIR: glm-5, glm-5.1, glm-5.2 or glm-5.3.", "NAME", default_text="glm-5", panel=_MODEL),
+        Option("Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash.", "NAME", default_text="glm-5", panel=_MODEL),
     ] = None
     quant: Annotated[
         str,

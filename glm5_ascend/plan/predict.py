@@ -83,8 +83,8 @@ def predict(
     engine, prefill = layout.decode, layout.prefill
     free = steps.memory(engine, prefill is not None, prefill is not None)
     prefill_free = steps.memory(prefill, False, True) if prefill else None
-    most = _most(free, engine, load, end)
-    if not most or (prefill and prefill_free and not _most(prefill_free, prefill, load, end)):
+    most = most_requests(free, engine, load, end)
+    if not most or (prefill and prefill_free and not most_requests(prefill_free, prefill, load, end)):
         return None
     passes = (load.output - 1) / acceptance.tokens_per_step(engine.drafts)  # the prefill gives the first token
     if prefill:
@@ -107,11 +107,6 @@ def predict(
         memory=free,
         prefill_memory=prefill_free,
     )
-
-
-def _most(free: Memory, engine: Engine, load: Workload, end: End) -> float:
-    budget = {"low": free.budget_low, "value": free.budget, "high": free.budget_high}[end]
-    return most_requests(free, engine, load, budget)
 
 
 def _run(load: Workload, steady: _Steady, requests: float, cold: float) -> tuple[float, float]:

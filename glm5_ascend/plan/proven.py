@@ -12,7 +12,7 @@ from glm5_ascend.plan.data_files import Count, Keys, data_file
 from glm5_ascend.plan.evidence import cases
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, parse_layout, sequences_for
-from glm5_ascend.plan.model import PlannedModel, family
+from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.workload import Workload
 
 PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
@@ -22,6 +22,8 @@ MAX_SEQUENCES = 64
 LONGER = 4
 #: Draft tokens of almost all public runs.
 _USUAL_DRAFTS = 3
+#: Sizes that must be the source's.
+_SIZES = ("model_type", "hidden_size", "num_hidden_layers", "n_routed_experts")
 
 
 class ProvenKeys(Keys):
@@ -36,6 +38,7 @@ class ProvenKeys(Keys):
     models: tuple[str, ...]
     profile: str | None = None
     first: int = 0
+    changes: tuple[str, ...] = ()
 
 
 class ProvenFile(Keys):
@@ -98,9 +101,7 @@ def proven_layouts(
     Args:
         drafts: MTP tokens of --mtp; None: those of the source.
     """
-    config, sizes = model.config, family().common
-    if any(getattr(config, name) != sizes[name] for name in ("hidden_size", "num_hidden_layers", "n_routed_experts")):
-        return  # nobody runs a model of other sizes
+    config = model.config
     experts = {FLOAT: "bf16", W4A8_DYNAMIC: "w4a8"}.get(model.expert_type, "w8a8")
     machine = "a3" if cluster.hardware.name == "cloudmatrix384" else cluster.hardware.name.split("-")[0]
     context = workload.prompt + workload.output
@@ -109,6 +110,8 @@ def proven_layouts(
             continue
         if not entry.first <= context <= LONGER * entry.context:
             continue
+        if any(getattr(config, size) != getattr(named(entry.models[0], "bf16").config, size) for size in _SIZES):
+            continue  # nobody runs a model of other sizes
         source = parse_layout(entry.layout, config, workload.concurrency)
         for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
             layout, changes = _adapted(source, entry, model, context, number)
@@ -126,7 +129,7 @@ def _adapted(
     layout: Layout, entry: ProvenKeys, model: PlannedModel, context: int, drafts: int
 ) -> tuple[Layout, tuple[str, ...]]:
     """The layout with other drafts and context; IndexCache only for the model that is run with it."""
-    changes: tuple[str, ...] = ()
+    changes = entry.changes
     decode, prefill = layout.decode, layout.prefill
     drafts = drafts if model.config.num_nextn_predict_layers else 0
     if drafts != decode.drafts:
@@ -157,7 +160,8 @@ def _evidence(entry: ProvenKeys, layout: Layout, changes: tuple[str, ...]) -> Ev
         changes += (counts if layout.prefill else f"{layout.replicas} copies behind a router",)
     longer = any(change.startswith("context") for change in changes)
     tag = DERIVED if changes else PROVEN
-    return Evidence(tag, entry.source, changes, None if changes else entry.profile, not longer)
+    profile = entry.profile if changes == entry.changes else None
+    return Evidence(tag, entry.source, changes, profile, not longer and not entry.changes)
 
 
 def with_sequences(model: PlannedModel, engine: Engine, sequences: int, prefill: Engine | None) -> Engine:

@@ -8,17 +8,9 @@ from dataclasses import dataclass, replace
 
 from glm5_ascend.plan import memory
 from glm5_ascend.plan.hardware import Cluster
-from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for
+from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
 from glm5_ascend.plan.predict import Prediction, predict
-from glm5_ascend.plan.proven import (
-    EXPERIMENTAL,
-    NOBODY,
-    PROVEN,
-    Evidence,
-    faults,
-    proven_layouts,
-    with_sequences,
-)
+from glm5_ascend.plan.proven import EXPERIMENTAL, NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Acceptance, Slo, Workload
 
@@ -125,8 +117,7 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
                 low, high = (middle, high) if tried and excess(tried) <= 1.0 else (low, middle)
             admitted = float(math.floor(low))
             prediction, verdict, load = at(admitted) or prediction, SHEDS, smaller(admitted)
-    need = memory.most_requests(prediction.memory, layout.decode, load, prediction.memory.budget_low)
-    unsure = not evidence.fits and need <= 0
+    unsure = not evidence.fits and memory.most_requests(prediction.memory, layout.decode, load, "low") <= 0
     count, most = len(faults(steps.model, layout)), load.concurrency >= NEARLY_ALL * question.workload.concurrency
     return Candidate(
         layout, load, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, count, most
@@ -180,11 +171,11 @@ def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> It
     config, node, clients = model.config, hardware.dies_per_node, question.workload.concurrency
     bases = [candidate.layout for candidate in proven][:VARIED]
     if not bases:
-        drafts = min(3, config.num_nextn_predict_layers * 3) if question.drafts is None else question.drafts
+        usual = usual_settings(config, question.drafts)
         for dies in (d for d in range(1, nodes * node + 1) if config.n_routed_experts % d == 0):
             if dies % node == 0 or (dies < node and node % dies == 0):
                 count = nodes * node // dies
-                bases += [Layout(Engine(1, dies, drafts=drafts), None, n) for n in dict.fromkeys((1, count))]
+                bases += [Layout(Engine(1, dies, **usual), None, n) for n in dict.fromkeys((1, count))]
     for layout in bases:
         dies = layout.decode.tp * layout.decode.dp
         for tp in (t for t in range(1, min(dies, node) + 1) if dies % t == 0 and node % t == 0):
@@ -192,7 +183,8 @@ def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> It
                 sequences = sequences_for(clients / layout.replicas, dies // tp)
                 plain = replace(layout.decode, tp=tp, dp=dies // tp, dcp=1, dsa_cp=False, expert_parallel=True)
                 plain = with_sequences(model, plain, sequences, layout.prefill)
-                engines = [plain, replace(plain, dcp=tp), replace(plain, expert_parallel=tp != dies or tp > MAX_SLICES)]
+                engines = [plain, replace(plain, expert_parallel=tp != dies or tp > MAX_SLICES)]
+                engines += [] if config.attention_types else [replace(plain, dcp=tp)]
                 if layout.prefill is None and tp > 1:
                     engines.append(replace(plain, dsa_cp=True, flashcomm=True))
                 yield from (replace(layout, decode=engine) for engine in engines)

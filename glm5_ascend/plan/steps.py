@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,7 +15,6 @@ from glm5_ascend.plan import memory
 from glm5_ascend.plan.constants import Constants
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.memory import Memory
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
 
@@ -52,14 +52,8 @@ class Steps:
         self.model, self.hardware, self.constants = model, hardware, constants
         self._curves: dict[tuple[Engine, float, float], NDArray[np.float64]] = {}
         self._prompts: dict[tuple[Engine, float, float, float], PromptTime] = {}
-        self._memory: dict[tuple[Engine, bool, bool], Memory] = {}
-
-    def memory(self, engine: Engine, decode_only: bool = False, split: bool = False) -> Memory:
-        """Memory of a die; see `memory.fit`."""
-        key = (engine, decode_only, split)
-        if key not in self._memory:
-            self._memory[key] = memory.fit(self.model, self.hardware, *key)
-        return self._memory[key]
+        #: Memory of a die by engine, `decode_only` and `split`; see `memory.fit`.
+        self.memory = functools.cache(functools.partial(memory.fit, model, hardware))
 
     def curve(self, engine: Engine, context: float, ranks: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(requests per rank, seconds of a decode step), for interpolation; `ranks` have requests."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from glm5_ascend.plan.constants import fitted
+from glm5_ascend.plan.memory import UNPUBLISHED
 from glm5_ascend.plan.result import Plan, Range
 from glm5_ascend.plan.search import MEETS, SHEDS
 from glm5_ascend.report.terminal import STYLES
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 _GB = 1e9
 #: Other layouts that are shown.
 OTHERS = 4
-#: Unpublished parts of a die's memory; all others follow from sizes and vllm-ascend's code.
-GUESSED = ("graphs", "communication buffers", "PD transfer", "margin")
 BOUNDS = {
     "decode": "decode steps", "prefill": "prefill", "memory": "cache memory", "seqs": "--max-num-seqs",
     "arrivals": "arriving requests",
@@ -104,9 +103,11 @@ def _memory(plan: Plan) -> Rows:
         yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
     for name, amount in die.parts.items():
         if name != "weights" and amount:
-            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{'guessed' if name in GUESSED else 'derived'}]"
+            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{'guessed' if name in UNPUBLISHED else 'derived'}]"
     yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
+    if die.state_tokens:
+        yield "state of a request", f"{n['state_bytes_per_request'].value / 1e6:,.0f} MB  [derived]"
     yield "longest context", f"{span(n['max_context_tokens'])} tokens"
     yield "cache holds", f"{span(n['max_concurrency'])} requests of this size"
 

@@ -7,10 +7,11 @@ vllm-ascend 0.23.0.post1 and 0.30.0rc2, `attention/sfa_v1.py`, `ops/linear_op.py
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_ascend.model.spec import Vector, Weight
+from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
 from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
@@ -18,9 +19,12 @@ BF16, FP32 = 2, 4
 #: A down_proj of an INT4 expert stores its bias as partial sums for the largest tensor parallelism.
 PARTIAL_SUMS = 16
 #: Whole on every die (vLLM's ReplicatedLinear); tensor parallelism divides all other weights of a layer.
-REPLICATED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj")
-#: The draft's copy of the embedding, and the embedding.
-EMBEDDING_COPY, EMBEDDING = "embed_tokens", "model.embed_tokens"
+REPLICATED = (
+    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj",
+    "self_attn.f_a_proj", "self_attn.g_a_proj", "hc_", "model.visual.patch_embed", "model.visual.downsample",
+)  # fmt: skip
+#: The draft's copy of the embedding.
+EMBEDDING_COPY = "embed_tokens"
 #: Divided along their inputs: scales and biases of output rows are whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
 #: Bytes of an output row in addition to the matrix. Dynamic INT8: scale and offset in bf16; static: also
@@ -67,8 +71,9 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
     sizes, total = model.config.sizes, 0
     for prefix, part, count in counted_parts(model.config):
         shape = part.shape(sizes)
-        if isinstance(part, Vector):
-            total += count * shape[0] * (BF16 if part.name in MTP_BF16 else FP32)
+        if not isinstance(part, Linear):
+            bf16 = isinstance(part, Parameter) or part.name in MTP_BF16
+            total += count * math.prod(shape) * (BF16 if bf16 else FP32)
         elif mtp_copies or part.name not in model.config.spec.mtp_copies:
             stored = stored_linear(model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj"))
             total += count * stored * (2 if fp32_head and part.name == "lm_head" else 1)
@@ -80,8 +85,11 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
     """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared (tp; whole with FlashComm)."""
     config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(config):
-        drafts = bool(prefix) and config.is_mtp(int(prefix.split(".")[2]))
-        if (drafts and not mtp) or not _lies_on(stage, prefix, part.name, drafts):
+        layer = config.spec.layer_of(prefix)
+        drafts = layer is not None and config.is_mtp(layer)
+        last = part.name in (config.spec.head, config.spec.final_norm)
+        here = stage.holds(layer, drafts) if layer is not None else stage.is_last if last else stage.is_first
+        if (drafts and not mtp) or not here:
             continue
         # The first stage's embedding cannot be shared with a draft on the last one.
         separate = part.name == EMBEDDING_COPY and not stage.is_first
@@ -92,6 +100,10 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
             # All norms of a quantized model get a bias, since the description names one norm's bias.
             norm = BF16 * (1 if model.quantization == "bf16" else 2)
             sums[kind, division] += count * shape[0] * (norm if part.role == "norm" else FP32)
+            continue
+        if isinstance(part, Parameter):  # the engine computes with most of a layer's in fp32
+            bf16 = layer is None or part.name.endswith("compress_gate")
+            sums[kind, division] += count * math.prod(shape) * (BF16 if bf16 else FP32)
             continue
         stored = model.types[prefix + part.name]
         router = 2 if part.name == "mlp.gate" else 1  # it computes in fp32
@@ -117,12 +129,6 @@ def per_die(model: PlannedModel, engine: Engine, stage: PipelineStage) -> dict[s
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
-def _lies_on(stage: PipelineStage, prefix: str, name: str, drafts: bool) -> bool:
-    if not prefix:
-        return stage.is_first if name == EMBEDDING else stage.is_last
-    return stage.holds(int(prefix.split(".")[2]), drafts)
-
-
 def _division(part: Weight) -> str:
     if part.name.startswith("mlp.experts."):
         return "ep"
@@ -140,6 +146,7 @@ def _kind(part: Weight, mtp: bool) -> str:
     for start, kind in (
         ("mlp.experts.", "routed experts"), ("mlp.shared_experts.", "shared experts"),
         ("self_attn.indexer.", "indexer"), ("self_attn.", "attention"), ("mlp.", "dense MLP and router"),
+        ("hc_", "residual streams"), ("model.visual.", "vision tower"),
     ):  # fmt: skip
         if part.name.startswith(start):
             return kind
@@ -177,8 +184,8 @@ def copies(
         # npu_mla_prolog_v3: q_a and kv_a as two matrices, and all scales in fp32.
         one = first * c.hidden_size + FP32 * (first + second)
         nbytes["PROLOG copies"] = float(_layers_of(model, W8A8_DYNAMIC, stage) * one)
-    if line.draft_head and engine.drafts and stage.is_last:
-        # The draft has a second reference to its head, so sharing the target's head frees nothing.
+    if line.draft_head and engine.drafts and stage.is_last and not c.attention_types:
+        # GLM-5's draft has a second reference to its head, so sharing the target's head frees nothing.
         nbytes["draft's own head"] = BF16 * c.vocab_size * c.hidden_size / engine.tp
     return nbytes
 
@@ -197,7 +204,8 @@ def _dsa_cp(model: PlannedModel, engine: Engine, split: bool, stage: PipelineSta
         ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
         ("self_attn.o_proj", *out),
     )
-    layers = [(model.type_of(0, "self_attn.o_proj"), 0, stage.end - stage.first)]
+    sparse = model.layers("sparse", stage.first, stage.end)
+    layers = [(model.type_of(sparse[0], "self_attn.o_proj"), sparse[0], len(sparse))]
     if engine.drafts and c.num_nextn_predict_layers and stage.is_last:
         layers.append((FLOAT, c.num_hidden_layers, 1))
     total = 0.0
@@ -213,5 +221,5 @@ def _dsa_cp(model: PlannedModel, engine: Engine, split: bool, stage: PipelineSta
 
 @functools.lru_cache(maxsize=64)
 def _layers_of(model: PlannedModel, kind: str, stage: PipelineStage) -> int:
-    layers = range(stage.first, stage.end)
+    layers = model.layers("sparse", stage.first, stage.end)
     return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)

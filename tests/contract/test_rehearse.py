@@ -36,6 +36,8 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if recipe not in folders:
             folders[recipe] = tmp_path_factory.mktemp("hollow") / recipe
             sizes = ["--preset", "real", "--layers", "4", "--dense", "1", "--experts", "256", "--mtp", "1"]
+            if recipe.startswith("flash"):  # KDA three times, DSA, KDA
+                sizes = ["--preset", "flash", "--layers", "5", "--dense", "1", "--mtp", "1"]
             program = [sys.executable, ROOT / "benchmarks/tools/make_model.py", folders[recipe], "--recipe", recipe]
             subprocess.run([*program, *sizes], check=True)
         return folders[recipe]

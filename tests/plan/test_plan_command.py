@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,20 @@ def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: P
     assert report["engines"]["server"]["ep"] <= 4, "a model of 4 experts: several engines on a node"
 
 
+def test_speeds_of_a_model_without_a_public_result_are_guessed(
+    capsys: pytest.CaptureFixture[str], tiny_flash: Path, tiny_quantized: Callable[..., Path]
+) -> None:
+    """By name and from a checkpoint; bytes are derived or measured."""
+    small = (tiny_quantized("flash-w4a8", tiny_flash), "--workload", "in=64,out=32,concurrency=2")
+    for asked in (("--model", "glm-5.3-flash", "--hardware", "a2"), small):
+        report = plan(capsys, *asked)
+        assert {report[name]["basis"] for name in ("tpot_ms", "ttft_ms", "output_tokens_per_s")} == {"guessed"}
+        assert any("no public speed of GLM-5.3-Flash" in note for note in report["notes"])
+        assert report["state_bytes_per_request"]["value"] > 0 and report["kv_bytes_per_token"]["basis"] == "derived"
+        assert "DCP" not in json.dumps(report["others"])
+    assert plan(capsys)["output_tokens_per_s"]["basis"] == "fitted"
+
+
 def test_a_plan_by_name_needs_no_torch() -> None:
     code = "import sys; from glm5_ascend.cli import run; run(['plan']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
@@ -88,6 +103,8 @@ def test_a_public_run_is_in_its_range() -> None:
         ("--quant w4a8 --hardware a2 --nodes 1 --workload in=3500,out=1500,concurrency=8", "a2-single-w4a8"),
         ("--model glm-5.2 --quant w4a8 --nodes 1", "a3-single-w4a8-dp2"),
         ("--model glm-5.2 --quant w4a8c8 --nodes 1 --workload in=1000000,out=1000", "a3-1m"),
+        ("--model glm-5.3-flash --quant w4a8 --hardware a2 --nodes 1", "a2-single-flash"),
+        ("--model GLM-5.3-Flash --quant w8a8 --nodes 1", "a3-single-flash"),
         # more requests or tokens than the profile allows, other settings, or another model
         ("--quant w4a8 --nodes 1 --workload in=3500,out=1500,concurrency=64", None),
         ("--quant w8a8 --nodes 1 --workload in=41000,out=100,concurrency=1", None),

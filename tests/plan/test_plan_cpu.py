@@ -19,12 +19,13 @@ from glm5_ascend.plan.calibrate import write
 from glm5_ascend.plan.constants import Constants
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout
-from glm5_ascend.plan.measure import LOADS, MeasuredLoad, describe, measure_rates, run_load
+from glm5_ascend.plan.measure import LOADS, describe, measure_rates
 from glm5_ascend.plan.model import PlannedModel, from_directory
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Workload
 from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.load import MeasuredLoad, run_load
 from tests.support.listening import listening
 
 TRUE = Constants(

@@ -248,7 +248,6 @@ def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, t
         (("verify", "{w4a8}", "--engine", "sglang"), "SGLang does not take GLM-5.3-Flash yet"),
         (("serve", "{w4a8}", "--dry-run"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
         (("serve", "{w4a8}", "--dry-run", "--profile", "cpu"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
-        (("plan", "{flash}"), "plan does not take GLM-5.3-Flash yet"),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
 )

@@ -53,8 +53,8 @@ def profile_of(plan: Plan) -> str | None:
         return None
     profile, model = load(name), plan.model
     context = plan.workload.prompt + plan.workload.output
-    named = model.stored_bytes is not None or model.name.upper() in profile.models
-    weights = {"experts": model.expert_type, "attention": model.type_of(0, "self_attn.q_a_proj")}
+    named = model.stored_bytes is not None or model.name.upper() in map(str.upper, profile.models)
+    weights = {"experts": model.expert_type, "attention": model.attention_type}
     same = all(profile.weights[part] == kind for part, kind in weights.items())
     roles = profile.roles.values()
     serves = all(int(role.args["max-model-len"]) >= context and role.int8_caches == model.cache for role in roles)

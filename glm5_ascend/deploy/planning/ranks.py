@@ -34,7 +34,8 @@ def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLi
         memory = stage_fit(model, load_hardware(machine), engine, stage, decode_only, apart)
         copied = copies(model, engine, decode_only or mixed, apart, stage)
         weights = sum(memory.weights.values()) + int(sum(copied.values()))
-        ranks.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights))
+        states = memory.state_tokens * memory.bytes_per_token
+        ranks.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights, states))
     return tuple(ranks)
 
 

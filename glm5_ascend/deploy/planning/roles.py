@@ -18,8 +18,8 @@ from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel
 
-#: Profile with the flags that all engines share, and its flags that depend on the layout.
-_TEMPLATE = "a3-single-w4a8"
+#: Profiles with the flags that all engines of an architecture share, and the flags that depend on the layout.
+_TEMPLATES = {"glm_moe_dsa": "a3-single-w4a8", "glm5_next": "a3-single-flash"}
 _OWN = (
     "tensor-parallel-size", "data-parallel-size", "max-model-len", "max-num-seqs", "max-num-batched-tokens",
     "gpu-memory-utilization", "quantization", "enable-expert-parallel", "enable-prefix-caching", "async-scheduling",
@@ -47,7 +47,7 @@ def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int)
 
 
 def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardware: Hardware, context: int) -> Role:
-    template = load(_TEMPLATE).roles["server"]
+    template = load(_TEMPLATES[model.config.model_type]).roles["server"]
     nodes = max(1, -(-engine.dies // hardware.dies_per_node))
     port, rpc, _ = _PORTS[name]
     several = (layout.prefill_engines if name == PREFILL else layout.replicas) > 1
@@ -123,11 +123,11 @@ def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any
         switches["enable_sparse_li_c8"] = True
     if model.cache == "li+sfa":
         switches["enable_sparse_sfa_c8"] = True
-    static = model.type_of(0, "self_attn.q_a_proj") == W8A8
+    static = model.attention_type == W8A8
     switches["enable_mlapo"] = static and name != PREFILL and not split and model.cache != "li+sfa" and engine.dcp == 1
     if name == DECODE:
         switches["recompute_scheduler_enable"] = True
-    elif name == SERVER:
+    elif name == SERVER and not model.config.attention_types:  # the documents of GLM-5.3-Flash leave it out
         switches["enable_balance_scheduling"] = True
     if engine.redundant:
         switches["eplb_config"] = {"num_redundant_experts": engine.redundant}

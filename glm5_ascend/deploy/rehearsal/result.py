@@ -55,12 +55,14 @@ class ModelReport(_Report):
 class CacheReport(_Report):
     """Caches of a rank.
 
+    request_bytes: what a request holds whatever its length.
     blocks: number that vLLM allocates from `available_bytes`; refused: its message if that is too little.
     ignored: requested int8 caches that no layer has.
     """
 
     layers: int
     bytes_per_token: float
+    request_bytes: int = 0
     tokens_per_block: int
     available_bytes: int | None = None
     blocks: int | None = None
@@ -98,6 +100,7 @@ class PlannedRank:
     parameter_bytes: int
     bytes_per_token: float
     usable_bytes: int
+    request_bytes: float = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class RehearsedRank:
         pairs = {"parameters": (self.report.parameter_bytes, self.planned.parameter_bytes)}
         if self.report.cache is not None:
             pairs["cache"] = (self.report.cache.bytes_per_token, self.planned.bytes_per_token)  # type: ignore[assignment]
+            pairs["state"] = (self.report.cache.request_bytes, self.planned.request_bytes)  # type: ignore[assignment]
         return {name: 100 * (real / planned - 1) for name, (real, planned) in pairs.items() if real and planned}
 
     @property

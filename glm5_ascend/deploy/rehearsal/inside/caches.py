@@ -25,9 +25,10 @@ def proposer_of(config: VllmConfig, draft: torch.nn.Module) -> Any:
     return proposer
 
 
-def share(config: VllmConfig, target: torch.nn.Module, draft: torch.nn.Module) -> None:
+def share(config: VllmConfig, target: Any, draft: torch.nn.Module) -> None:
     """Share embedding, head and top-k indices of the target with the draft, as the proposer's code decides."""
     proposer = proposer_of(config, draft)
+    target = target.get_language_model() if hasattr(target, "get_language_model") else target
     with BigOnMeta():
         proposer._maybe_share_embeddings(target)
         proposer._maybe_share_lm_head(target)
@@ -72,12 +73,13 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
 
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
-    page = sum(spec.page_size_bytes for spec in specs.values())
+    block, per_request = sizes(config, specs)
     report: dict[str, Any] = {
         "ignored": ignored(config, specs),
         # The indexer's keys may be a separate cache of a layer.
         "layers": len({extract_layer_index(name) for name in specs}),
-        "bytes_per_token": page / tokens,
+        "bytes_per_token": block / tokens,
+        "request_bytes": per_request,
         "tokens_per_block": tokens,
     }
     if available is not None and specs:
@@ -89,6 +91,20 @@ def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
         except ValueError as problem:  # one longest request does not fit
             report["refused"] = str(problem)
     return report
+
+
+def sizes(config: VllmConfig, specs: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of a block in all layers, and of what a request holds whatever its length (states of linear attention)."""
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    if not any(isinstance(spec, MambaSpec) for spec in specs.values()):
+        return sum(spec.page_size_bytes for spec in specs.values()), 0
+    # The first group has the pages that grow; blocks of all groups come from one pool.
+    groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+    block = kv_cache_utils._pool_bytes_per_block(groups)
+    fixed = [group.kv_cache_spec for group in groups[1:]]
+    return block, sum(-(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes) for spec in fixed) * block
 
 
 def ignored(config: VllmConfig, specs: dict[str, Any]) -> list[str]:

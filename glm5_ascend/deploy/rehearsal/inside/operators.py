@@ -1,7 +1,8 @@
 """Stand-ins with documented output shapes for vllm-ascend's compiled operators, which are not on PyPI.
 
-Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an unknown argument is an error. Only the schema of
-`batch_matmul_transpose` is from its call. An operator that a newer vllm-ascend adds is reported as missing.
+Schemas are those of vllm-ascend's `csrc/torch_binding.cpp`: an unknown argument is an error. Only the schemas of
+`batch_matmul_transpose` and `npu_hc_*` are from their calls. An operator that a newer vllm-ascend adds is reported as
+missing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -65,6 +68,9 @@ SCHEMAS = (
     "Tensor(e!) inner_out)",
     "batch_matmul_transpose(Tensor tensor_a, Tensor tensor_b, Tensor(a!) tensor_c, str? format_mode=None, "
     "str? quant_mode=None) -> ()",
+    "npu_hc_pre_v2(Tensor x, Tensor hc_fn, Tensor hc_scale, Tensor hc_base, int hc_mult, int hc_sinkhorn_iters, "
+    "float norm_eps, float hc_eps) -> (Tensor, Tensor, Tensor)",
+    "npu_hc_post(Tensor x, Tensor residual, Tensor post, Tensor comb) -> Tensor",
 )
 _LIBRARY: list[torch.library.Library] = []
 
@@ -84,6 +90,11 @@ def define() -> None:
     old, new = "npu_kv_quant_sparse_flash_attention", "npu_kv_quant_sparse_flash_attention_vllm"  # name since 0.30
     library.define(next(schema for schema in SCHEMAS if schema.startswith(f"{old}(")).replace(old, new, 1))
     library.impl(new, quantized_attention, "Meta")
+    with suppress(ImportError):  # Triton kernels of GLM-5.3-Flash, which need a device
+        import_module("vllm_ascend.models.glm5next.mtp").__dict__["fused_eh_norm"] = paired_norms
+        pools = import_module("vllm_ascend.models.glm5next.sparse_attn_indexer_kpool").__dict__
+        pools["glm5_next_kpool_tail_compress_and_write_cache_triton"] = nothing
+        pools["glm5_next_lightning_indexer_triton"] = pooled_indexer
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,6 +167,29 @@ def preprocess(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     return tuple(named[name] if name in named else arguments[i - 5] for i, name in enumerate(names))
 
 
+def mix_streams(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, streams: int, *_: Any) -> tuple[Tensor, ...]:
+    """(input of a layer [T, hidden], post [T, streams], comb [T, streams, streams]) of streams [T, streams, hidden]."""
+    rows, hidden = x.shape[0], x.shape[-1]
+    _same(x.shape[1:] == (streams, hidden) and fn.shape == (streams * (streams + 2), streams * hidden), x, fn)
+    floats = [x.new_empty(rows, streams, *more, dtype=torch.float32) for more in ((), (streams,))]
+    return x.new_empty(rows, hidden), *floats
+
+
+def spread_streams(x: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """Streams [1, T, streams, hidden] after a layer's output [1, T, hidden]."""
+    _same(residual.shape[:2] == x.shape[:2] == post.shape[:2] == comb.shape[:2], x, residual, post, comb)
+    return torch.empty_like(residual)
+
+
+def paired_norms(positions: Tensor, embeds: Tensor, previous: Tensor, *_: Any) -> Tensor:
+    _same(embeds.shape == previous.shape, embeds, previous)
+    return embeds.new_empty(embeds.shape[0], 2 * embeds.shape[1])
+
+
+def pooled_indexer(query: Tensor, *_: Any, index_topk: int, index_kpool: int, **__: Any) -> Tensor:
+    return query.new_empty(query.shape[0], 1, index_topk + index_kpool - 1, dtype=torch.int32)
+
+
 def nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -185,6 +219,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "_C_ascend::npu_kv_quant_sparse_flash_attention_vllm": quantized_attention,
     "_C_ascend::mla_preprocess": preprocess,
     "_C_ascend::batch_matmul_transpose": nothing,
+    "_C_ascend::npu_hc_pre_v2": mix_streams,
+    "_C_ascend::npu_hc_post": spread_streams,
     "atb::_npu_reshape_and_cache": nothing,
     "vllm::dcp_a2a_fused": combine_over_context,
 }

@@ -62,17 +62,22 @@ def prepare(models: dict[str, Any]) -> None:
     for layer in (layer for model in models.values() for layer in attention_layers(model)):
         parts = widths(layer.impl)
         tensors = [torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts]
-        indexer = indexer_cache(layer)
-        latents = len(tensors) if indexer is None else 2 - (tensors[0].dtype == torch.int8)
+        caches_of_keys = indexer_caches(layer)
+        latents = 2 - (tensors[0].dtype == torch.int8) if caches_of_keys else len(tensors)
         layer.kv_cache = tuple(tensors[:latents])
-        if indexer is not None:
-            indexer.kv_cache = tuple(tensors[latents:])
+        for cache in caches_of_keys[:1]:
+            cache.kv_cache = tuple(tensors[latents:])
+        for cache in caches_of_keys[1:]:
+            shape = PAGES, 2, cache.block_size, cache.head_dim
+            cache.kv_cache = (torch.empty(shape, dtype=cache.dtype, device="meta"),)
 
 
-def indexer_cache(layer: Any) -> Any:
-    """The layer with the indexer's own cache; None if the indexer has none (lines before 0.30)."""
+def indexer_caches(layer: Any) -> list[Any]:
+    """Layers with the indexer's own caches: keys, and the tokens of an unfinished pool; none in lines before 0.30."""
     impl = layer.impl
-    return impl.indexer.k_cache if getattr(impl, "runtime_has_indexer", False) else None
+    if not getattr(impl, "runtime_has_indexer", False):
+        return []
+    return [getattr(impl.indexer, name) for name in ("k_cache", "tail_cache") if hasattr(impl.indexer, name)]
 
 
 def attention_layers(model: Any) -> list[Any]:
@@ -154,8 +159,7 @@ def context(config: VllmConfig, step: Step, model: Any) -> Iterator[None]:
 def metadata(config: VllmConfig, step: Step, model: Any) -> dict[str, Any]:
     """Attention metadata by name of the layer."""
     layers = {layer.layer_name: layer for layer in attention_layers(model)}
-    indexers = [cache for layer in layers.values() if (cache := indexer_cache(layer)) is not None]
-    layers |= {indexer.prefix: indexer for indexer in indexers}
+    layers |= {cache.prefix: cache for layer in layers.values() for cache in indexer_caches(layer)}
     specs = caches.cache_specs(config)
     common = common_metadata(config, step)
     built: dict[str, Any] = {}
@@ -178,7 +182,8 @@ def common_metadata(config: VllmConfig, step: Step) -> Any:
     padded = padded_tokens(config, step)
     starts = torch.arange(0, step.tokens + 1, step.new, dtype=torch.int32)
     lengths = torch.full((step.requests,), step.before + step.new, dtype=torch.int32)
-    pages = -(-(step.before + step.new) // 128)
+    block = config.cache_config.block_size
+    pages = -(-(step.before + step.new) // block) * (block // 128)
     values = {
         "query_start_loc": starts, "query_start_loc_cpu": starts, "seq_lens": lengths, "seq_lens_cpu": lengths,
         "_seq_lens_cpu": lengths, "num_computed_tokens_cpu": lengths - step.new, "num_reqs": step.requests,
