@@ -77,8 +77,8 @@ def serve_profile(
     if loaded.engine != SGLANG and "--headless" not in argv:
         first = argv.index("serve") + 2  # after the model and before the user's flags, which override it
         argv = [*argv[:first], *GUARDS, *argv[first:]]
-    own = {"OMP_NUM_THREADS": str(threads())} if loaded.platform == CPU else {}
-    built = ServerCommand(merged_environment(built.env) | own, argv)
+    cpu_threads = {"OMP_NUM_THREADS": str(threads())} if loaded.platform == CPU else {}
+    built = ServerCommand(merged_environment(built.env) | cpu_threads, argv)
     built = with_key_flag(built) if loaded.engine == SGLANG else built.without_key()
     port = port_of(built.argv)
     refuse_open_server(built, open_server, only_warn=dry_run)
