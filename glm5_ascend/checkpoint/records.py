@@ -1,4 +1,4 @@
-"""Records of a text file: .jsonl, .json, .csv, .tsv or .txt, also compressed by gzip. Other formats are named."""
+"""Records of a text file: .jsonl, .json, .csv, .tsv, .txt, also compressed by gzip, or .parquet. Others are named."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
+from glm5_ascend.checkpoint.parquet import read_rows
 from glm5_ascend.errors import TextError
 from glm5_ascend.files.untrusted import open_regular, parse_json
 
 #: Characters of one line of a .jsonl, or of a whole .json.
 MAX_RECORD = 64 * 1024**2
 #: Names of files that are read, by their end.
-KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt")
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _SAME = {".ndjson": ".jsonl", ".text": ".txt", ".md": ".txt"}
 _FIX = "give a .jsonl, .json, .csv or .txt file, or one of them with .gz"
-_PANDAS = (
-    """convert it: python -c "import pandas; pandas.{}('{}').to_json('calib.jsonl', orient='records', lines=True)\""""
+_FEATHER = (
+    """convert it: python -c "import pandas; pandas.read_feather('FILE').to_json('calib.jsonl', orient='records', """
+    """lines=True)\""""
 )
 _UTF8 = "convert it to UTF-8: iconv -f {} -t UTF-8 FILE > NEW"
 #: First bytes of files that are no text -> (their format, what to do).
 _MAGIC = (
-    (b"PAR1", "Parquet", _PANDAS.format("read_parquet", "FILE")),
-    (b"ARROW1", "an Arrow file", _PANDAS.format("read_feather", "FILE")),
+    (b"ARROW1", "an Arrow file", _FEATHER),
     (b"\xff\xff\xff\xff", "an Arrow stream", "save it as .jsonl: Dataset.to_json of Hugging Face's datasets"),
     (b"PK\x03\x04", "a zip archive or an Excel sheet", "unpack it, or save the sheet as .csv"),
     (b"\xd0\xcf\x11\xe0", "an old Excel or Word file", "save it as .csv or .txt"),
@@ -44,9 +45,9 @@ _MAGIC = (
 )
 #: The same by the end of the name, where the file does not begin so.
 _SUFFIXES = {
-    ".parquet": _MAGIC[0], ".arrow": _MAGIC[1], ".feather": _MAGIC[1], ".xlsx": _MAGIC[3], ".zip": _MAGIC[3],
-    ".xls": _MAGIC[4], ".zst": _MAGIC[5], ".bz2": _MAGIC[6], ".xz": _MAGIC[7], ".pdf": _MAGIC[9], ".pkl": _MAGIC[10],
-    ".npy": _MAGIC[12], ".pt": (b"", "a pickle of torch", "give texts, not tensors"),
+    ".arrow": _MAGIC[0], ".feather": _MAGIC[0], ".xlsx": _MAGIC[2], ".zip": _MAGIC[2], ".xls": _MAGIC[3],
+    ".zst": _MAGIC[4], ".bz2": _MAGIC[5], ".xz": _MAGIC[6], ".pdf": _MAGIC[8], ".pkl": _MAGIC[9], ".npy": _MAGIC[11],
+    ".pt": (b"", "a pickle of torch", "give texts, not tensors"),
 }  # fmt: skip
 #: Keys of a JSON object around a list of records.
 _AROUND = ("data", "train", "rows", "examples", "instances", "records", "samples", "items", "texts")
@@ -54,12 +55,17 @@ _AROUND = ("data", "train", "rows", "examples", "instances", "records", "samples
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
-    """Open a text file, unpacked: its kind (of `KINDS`) and its text; every error while it is read is a TextError."""
+    """Open a text file, unpacked: its kind (of `KINDS`) and its text; every error while it is read is a TextError.
+
+    A Parquet file has no text: its bytes are the `buffer` of what is returned.
+    """
     try:
         with open_regular(path, TextError, _FIX) as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
             data = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw))) if packed else raw
             kind = _kind(path, data.peek(16)[:16])  # type: ignore[attr-defined]
+            if packed and kind == ".parquet":
+                raise TextError(f"{path}: Parquet packed by gzip: not read", f"unpack it: gunzip {path.name}")
             with io.TextIOWrapper(data, encoding="utf-8-sig", newline="" if kind in (".csv", ".tsv") else None) as file:
                 yield kind, file
     except UnicodeDecodeError as error:
@@ -72,6 +78,8 @@ def _kind(path: Path, head: bytes) -> str:
     name = Path(path.stem) if path.suffix.lower() == ".gz" else path
     suffix = name.suffix.lower()
     kind = _SAME.get(suffix, suffix)
+    if head.startswith(b"PAR1") or kind == ".parquet":
+        return ".parquet"
     for magic, what, fix in _MAGIC:
         if head.startswith(magic):
             raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
@@ -82,25 +90,28 @@ def _kind(path: Path, head: bytes) -> str:
         raise TextError(f"{path}: zero bytes: no text in UTF-8", _UTF8.format("UTF-16"))
     if kind not in KINDS:
         raise TextError(
-            f"{path}: a text file must be {', '.join(KINDS)}, or one of them with .gz", "name it so, or convert it"
+            f"{path}: a text file must be {', '.join(KINDS)}, or text with .gz", "name it so, or convert it"
         )
     return kind
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, record) of a text file; a .jsonl or .csv is read line by line.
+    """(line or row, record) of a text file; a .jsonl, .csv or .parquet is read line by line.
 
-    A .json is a list of records, an object with such a list (`{"data": [...]}`), or JSON lines; a row of a .csv is an
-    object.
+    A .json is a list of records, an object with such a list (`{"data": [...]}`), or JSON lines; a row of a .csv or
+    .parquet is an object.
 
     Raises:
         TextError: unreadable, or a line, or a whole .json or .txt file, of more than `MAX_RECORD` characters.
+        MissingEnvironmentError: a .parquet, and pyarrow is not installed.
     """
     with opened(path) as (kind, file):
         if kind == ".jsonl":
             yield from _lines(path, file)
         elif kind in (".csv", ".tsv"):
             yield from _rows(path, file, "\t" if kind == ".tsv" else ",")
+        elif kind == ".parquet":
+            yield from read_rows(path, file.buffer, MAX_RECORD)
         elif kind == ".txt":
             yield 1, _whole(path, file)
         else:

@@ -15,7 +15,10 @@ CALIBRATION, RUN = "Calibration", "Run"
 SOURCE = Argument("SRC", "Directory of a GLM-5 checkpoint (bf16, fp16 or FP8).")
 RECIPE = Option("Shipped recipe (w4a8, w8a8, w4a8-best, glm-5.3-w4a8, glm-5.3-w4a8c8, ...), or a YAML file.", "NAME")
 CALIB = Option(
-    "Texts or chats: .jsonl, .json, .csv or .txt, also .gz.", "FILE", default_text="the recipe's", panel=CALIBRATION
+    "Texts or chats: .jsonl, .json, .csv, .txt, also .gz; .parquet.",
+    "FILE",
+    default_text="the recipe's",
+    panel=CALIBRATION,
 )
 SAMPLES = Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)
 SEQ_LEN = Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)

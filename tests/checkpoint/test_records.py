@@ -119,8 +119,7 @@ def test_files_that_are_read(name: str, tmp_path: Path) -> None:
 
 #: name of the file -> (its content, words of the line, words of the way out)
 OTHERS: dict[str, tuple[bytes, str, str]] = {
-    "a.parquet": (b"PAR1\x15\x04", "Parquet", "read_parquet"),
-    "named-wrongly.jsonl": (b"PAR1\x15\x04", "Parquet", "read_parquet"),
+    "a.parquet.gz": (gzip.compress(b"PAR1\x15\x04"), "Parquet packed by gzip", "gunzip"),
     "a.arrow": (b"ARROW1\0\0", "Arrow", "read_feather"),
     "a.xlsx": (b"PK\x03\x04..", "Excel", ".csv"),
     "a.jsonl.zst": (b"\x28\xb5\x2f\xfd..", "zstd", "zstd -d"),

@@ -76,8 +76,8 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     """Encode the records of `path` and pack them, in order, into at most `samples` sequences of `seq_len` tokens.
 
     Args:
-        path: .jsonl, .json, .csv, .tsv (texts, chats, or questions and answers: `checkpoint/chats.py`) or .txt, also
-            with .gz.
+        path: .jsonl, .json, .csv, .tsv, .parquet (texts, chats, or questions and answers: `checkpoint/chats.py`) or
+            .txt; text also with .gz.
         source: checkpoint directory with the tokenizer files.
     Raises:
         TextError: unreadable file or record, by line. CheckpointError: no usable tokenizer in `source`.
