@@ -44,7 +44,8 @@ def card_files(
     """Text of README.md and configuration.json by file name.
 
     Args:
-        content: the provenance. outputs: size and sha256 of the checkpoint's other files.
+        content: the provenance; `quantizer` names another program that quantized.
+        outputs: size and sha256 of the checkpoint's other files.
     """
     configuration = {
         "framework": "pytorch", "task": "text-generation", "model": {"type": plan.config.model_type},
@@ -65,15 +66,14 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
         "pipeline_tag": "text-generation", "frameworks": ["PyTorch"], "tasks": ["text-generation"],
         "tags": [plan.config.model_type, "ascend", "vllm-ascend", "modelslim", _code(recipe), *map(str.lower, types)],
     }  # fmt: skip
+    author = f"Quantized by {content['quantizer']}, started by" if "quantizer" in content else "Written by"
     name = _code((base or source.name).rpartition("/")[2]) or "GLM-5"
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n",
         f"# {name}, quantized for Ascend by `{_code(recipe)}`\n",
-        f"`{_code(base or source.name)}` in the format of msModelSlim, which vllm-ascend and SGLang load. Written by "
+        f"`{_code(base or source.name)}` in the format of msModelSlim, which vllm-ascend and SGLang load. {author} "
         f"glm5-ascend {content['tool']['version']}.\n",
-        "| modules | type | weights | size |\n|---|---|---|---|",
-        *(f"| {kind} | {scheme} | {count} | {format_bytes(size)} |" for kind, scheme, count, size in plan.summary()),
-        f"\nTensors: {format_bytes(plan.output_bytes)}.\n",
+        *_contents(plan, sizes="quantizer" not in content),
         "## Accuracy\n",
         f"{_BEGIN}\n{_UNMEASURED}\n{_END}\n",
         "## Serve\n",
@@ -86,6 +86,14 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
         *(f"| `{file}` | `{outputs[file]['sha256']}` |" for file in _HASHED if file in outputs),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _contents(plan: QuantizationPlan, *, sizes: bool) -> Iterable[str]:
+    """Number and type of the modules; sizes of our own layout only, msModelSlim stores some FLOAT tensors wider."""
+    yield "| modules | type | weights |" + " size |" * sizes + "\n|---|---|---|" + "---|" * sizes
+    for kind, scheme, count, size in plan.summary():
+        yield f"| {kind} | {scheme} | {count} |" + f" {format_bytes(size)} |" * sizes
+    yield f"\nTensors: {format_bytes(plan.output_bytes)}.\n" if sizes else ""
 
 
 def _serve(plan: QuantizationPlan) -> Iterable[str]:
@@ -102,7 +110,7 @@ def _serve(plan: QuantizationPlan) -> Iterable[str]:
 
 
 def _made_by(content: Mapping[str, Any]) -> Iterable[str]:
-    versions, calibration = content["versions"], content["calibration"]
+    versions, calibration = content.get("versions", {}), content["calibration"]
     yield "| what | value |\n|---|---|"
     rows = {
         "recipe": f"{content['recipe']['name']}, sha256 {content['recipe']['sha256']}",
@@ -110,11 +118,11 @@ def _made_by(content: Mapping[str, Any]) -> Iterable[str]:
         "calibration": "none"
         if calibration is None
         else f"{calibration['tokens']} tokens of {calibration['file']}, sha256 {calibration['sha256']}",
-        "seed": str(content["seed"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "kernels": str(content["machine"]["kernels"]),
+        "seed": content.get("seed"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None,
+        "kernels": content["machine"].get("kernels"),
     }
-    yield from (f"| {name} | {_code(value)} |" for name, value in rows.items())
+    yield from (f"| {name} | {_code(str(value))} |" for name, value in rows.items() if value is not None)
     yield from (f"| note | {_code(note)} |" for note in content["notes"])
 
 

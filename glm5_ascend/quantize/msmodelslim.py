@@ -13,18 +13,20 @@ from typing import Any
 
 import yaml
 
-from glm5_ascend.checkpoint.output import exclusive, run_dir_of
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME, exclusive, run_dir_of
 from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.job import PreparedJob
-from glm5_ascend.quantize.pipeline import publish_result
+from glm5_ascend.quantize.model_card import CARD, CONFIGURATION
+from glm5_ascend.quantize.pipeline import describe, publish_result
+from glm5_ascend.quantize.provenance import inputs, provenance
 from glm5_ascend.quantize.recipe import Recipe
 from glm5_ascend.quantize.selector import symbols
 
-PROGRAM = "msmodelslim"
+PROGRAM, TITLE = "msmodelslim", "msModelSlim"
 MODEL_TYPE = "GLM-5"
 
 
@@ -89,6 +91,22 @@ def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, d
             code = subprocess.run([str(part) for part in command], stdout=file, stderr=file, check=False).returncode
         if code or not any(work.glob("*.safetensors")):
             raise CheckFailedError(f"msmodelslim ended with exit status {code}", f"its output is in {log}")
+        _describe(prepared, calibration, work)
         moved_aside = publish_result(prepared, work)
     shutil.rmtree(run_dir, ignore_errors=True)
     return moved_aside
+
+
+def _describe(prepared: PreparedJob, calibration: CalibrationSet | None, work: Path) -> None:
+    """Add model card and provenance, in the place of cards that msModelSlim copies from the source."""
+    described = (CARD, CONFIGURATION, PROVENANCE_NAME)
+    for name in described:
+        (work / name).unlink(missing_ok=True)
+    content = provenance(
+        inputs(prepared.source, prepared.recipe_path, prepared.options, calibration),
+        [*prepared.notes, *prepared.warnings],
+        [],
+    )
+    del content["seed"], content["versions"], content["machine"]["kernels"]  # of our own rotations and rounding
+    files = [path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file()]
+    describe(prepared.plan, work, {**content, "quantizer": TITLE}, sorted([*files, *described]))

@@ -29,6 +29,7 @@ from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.estimate.time import source_bytes
 from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space
 from glm5_ascend.quantize.model_card import CARD, CONFIGURATION, card_files
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, inputs, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
@@ -140,15 +141,21 @@ def _work(
     copy_file(prepared.recipe_path, checkpoint / RECIPE_NAME)
     write_json(checkpoint / schemes.DESCRIPTION_NAME, prepared.plan.description())
     check_only_known_files(checkpoint, files)
-    _describe(prepared, checkpoint, provenance(job_inputs, [*prepared.notes, *prepared.warnings], layers), files)
+    describe(prepared.plan, checkpoint, provenance(job_inputs, [*prepared.notes, *prepared.warnings], layers), files)
     return layers
 
 
-def _describe(prepared: PreparedJob, checkpoint: Path, content: dict[str, Any], files: list[str]) -> None:
-    """Write the model card, and last of all the provenance with the hash of every file."""
+def describe(plan: QuantizationPlan, checkpoint: Path, content: dict[str, Any], files: list[str]) -> None:
+    """Write the model card, and last of all the provenance with the hash of every file.
+
+    Args:
+        content: the provenance. files: names of all files of the checkpoint, with those that this function writes.
+    Raises:
+        UnexpectedFileError: another card is there.
+    """
     others = [name for name in files if name not in (PROVENANCE_NAME, CARD, CONFIGURATION)]
     outputs = file_facts(checkpoint, others)
-    for name, text in card_files(prepared.plan, content, outputs).items():
+    for name, text in card_files(plan, content, outputs).items():
         path = checkpoint / name
         if path.exists() and path.read_bytes() != text.encode():  # ours of a stopped run is the same
             raise UnexpectedFileError(

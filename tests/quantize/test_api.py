@@ -12,6 +12,8 @@ from glm5_ascend.quantize import quantize
 from tests.support.command import in_process
 from tests.support.tiny_model import quantize_tiny, write_calibration
 
+RECORD = "glm5_ascend_provenance.json"
+
 
 def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> None:
     calib, heard = write_calibration(tmp_path / "calib.jsonl"), list[tuple[str, float, int]]()
@@ -67,7 +69,13 @@ def test_msmodelslims_result_moves_them_aside_too(
     done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, engine="msmodelslim")
     assert done is not None and done.moved_aside is not None and done.to_dict()["moved_aside"] == str(done.moved_aside)
     assert done.moved_aside.is_symlink() == linked and (done.moved_aside / "thesis.txt").read_text() == "mine\n"
-    assert [path.name for path in out.iterdir()] == ["a.safetensors"]
+    described = {"README.md", "configuration.json", RECORD}
+    assert {path.name for path in out.iterdir()} == {"a.safetensors", *described}
+    record = json.loads((out / RECORD).read_text())
+    assert record["quantizer"] == "msModelSlim" and "seed" not in record and set(record["files"]) >= described
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\n") and "Quantized by msModelSlim, started by glm5-ascend" in card
+    assert record["recipe"]["sha256"] in card and "| seed |" not in card and "Not measured" in card
 
 
 def test_msmodelslim_answers_in_json(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
