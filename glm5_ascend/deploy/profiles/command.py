@@ -18,6 +18,7 @@ from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import SPECULATIVE, ServerCommand, given_flags, normal_form, without
+from glm5_ascend.serve.installed import installed_table
 
 #: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {
@@ -78,15 +79,13 @@ def user_flags(profile: Profile, extra: Sequence[str]) -> tuple[EngineLine, list
     line, installed = profile.line, version_of("vllm-ascend")
     if line in VLLM_ASCEND_LINES:
         if installed is not None:
-            version = Version(installed)
-            line = vllm_ascend_line(version)
-            table = flag_table(line.flags)
-            return line, normal_form(extra, table if line.covers(version) else table.loosened())
+            line = vllm_ascend_line(Version(installed))
+            return line, normal_form(extra, installed_table(line))
         for newer in VLLM_ASCEND_LINES:
             if newer.release >= line.release:
                 with suppress(ConfigError):
                     return newer, normal_form(extra, flag_table(newer.flags))
-    return line, normal_form(extra, flag_table(line.flags))
+    return line, normal_form(extra, installed_table(line))
 
 
 def open_command(role: Role, model: str, extra: list[str], host: str | None = None) -> ServerCommand:

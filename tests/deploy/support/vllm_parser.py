@@ -1,4 +1,4 @@
-"""Command lines through the parser of the vLLM installed here."""
+"""The parser of the vLLM installed here: command lines through it, and its flags."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def main() -> None:
     for name, argv in json.loads(Path(sys.argv[1]).read_text()).items():
         parser.error = lambda message, name=name: sys.exit(f"{name}: {message}")
         print(name, parser.parse_args(argv[2:]).model_tag)
+
+
+def write_flags() -> None:
+    """Write the flags as JSON into the file in sys.argv, as the tables in deploy/flags were made."""
+    from glm5_ascend.deploy.rehearsal.inside.flags import main
+
+    main(Path(sys.argv[1]))
