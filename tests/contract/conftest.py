@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.support import sglang as sglang_support
+from tests.contract.support.loaded import Load, Loaded, read_loaded
 from tests.contract.support.peers import install, named_interpreter, new_environment
 from tests.contract.support.sglang import SGLang
 from tests.contract.support.vllm_ascend import VllmAscend, make_environment
@@ -56,6 +57,21 @@ def line(request: pytest.FixtureRequest) -> VllmAscend:
     """Each supported line of vllm-ascend in turn."""
     environment: VllmAscend = request.getfixturevalue(request.param)
     return environment
+
+
+@pytest.fixture(scope="module")
+def load(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """`load(checkpoint)` -> its models as vllm-ascend's loader leaves them, read once per checkpoint."""
+    done: dict[Path, dict[str, Loaded]] = {}
+
+    def run(checkpoint: Path) -> dict[str, Loaded]:
+        if checkpoint not in done:
+            out = tmp_path_factory.mktemp("loaded") / "out"
+            line.run("load", checkpoint, out)
+            done[checkpoint] = read_loaded(out)
+        return done[checkpoint]
+
+    return run
 
 
 @pytest.fixture(scope="session")

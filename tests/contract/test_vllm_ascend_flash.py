@@ -15,7 +15,7 @@ import torch
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import load as load_profile
-from tests.contract.support.loaded import Checkpoint, Loaded, read_loaded
+from tests.contract.support.loaded import Checkpoint, Load, Loaded
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.contract.test_vllm_ascend_loader import EXPERTS, LINEAR
 from tests.support.tiny_flash import rename_as_msmodelslim, write_tiny_flash
@@ -23,7 +23,6 @@ from tests.verify.support.editor import Checkpoint as Editor
 
 pytestmark = pytest.mark.contract
 PROFILES = {"a2-single-flash": 8, "a3-single-flash": 16}
-Load = Callable[[Path], dict[str, Loaded]]
 CASES = ("flash-w4a8", "flash-w8a8", "msModelSlim's names")
 DAMAGED = (
     "model.language_model.layers.0.self_attn.A_log",
@@ -43,18 +42,9 @@ def checkpoints(
 
 
 @pytest.fixture(scope="module")
-def load(vllm_ascend_030: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Through vllm-ascend, once per checkpoint."""
-    done: dict[Path, dict[str, Loaded]] = {}
-
-    def run(checkpoint: Path) -> dict[str, Loaded]:
-        if checkpoint not in done:
-            out = tmp_path_factory.mktemp("loaded") / "out"
-            vllm_ascend_030.run("load", checkpoint, out)
-            done[checkpoint] = read_loaded(out)
-        return done[checkpoint]
-
-    return run
+def line(vllm_ascend_030: VllmAscend) -> VllmAscend:
+    """The only line that knows GLM-5.3-Flash; `load` uses it."""
+    return vllm_ascend_030
 
 
 def norm_biases(loaded: dict[str, Loaded], stored: Checkpoint) -> set[str]:

@@ -18,14 +18,13 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.packing import unpack_int4
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from tests.contract.support.damage import damage
-from tests.contract.support.loaded import ROT, Checkpoint, Loaded, equal, read_loaded
+from tests.contract.support.loaded import ROT, Checkpoint, Load, Loaded, equal
 from tests.contract.support.tiny_glm5 import SIZES
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 pytestmark = pytest.mark.contract
-Load = Callable[[Path], dict[str, Loaded]]
 GLM52 = "glm-5.2"  # w4a8 of a model with indexers shared between layers
 MIXED = "mixed experts"  # INT4, and in one layer INT8
 RECIPES = ("w4a8", "w8a8", "w4a8-mlapo", "w8a8-best")
@@ -59,21 +58,6 @@ def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.Te
     quantized = {recipe: tiny_quantized(recipe, source) for recipe in RECIPES}
     mixed = write_mixed_experts(folder / "mixed.yaml", source, 2)
     return quantized | {GLM52: tiny_quantized("w4a8", shared), MIXED: tiny_quantized(str(mixed), source)}
-
-
-@pytest.fixture(scope="module")
-def load(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Through vllm-ascend, once per checkpoint."""
-    done: dict[Path, dict[str, Loaded]] = {}
-
-    def run(checkpoint: Path) -> dict[str, Loaded]:
-        if checkpoint not in done:
-            out = tmp_path_factory.mktemp("loaded") / "out"
-            line.run("load", checkpoint, out)
-            done[checkpoint] = read_loaded(out)
-        return done[checkpoint]
-
-    return run
 
 
 def norm_biases(checkpoint: Path, loaded: dict[str, Loaded]) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ class Loaded:
             if tensor.numel() and suffix not in COUNTERS:
                 actual[module][suffix] = tensor
         return actual
+
+
+#: Loads a checkpoint: its target and its draft by name.
+Load = Callable[[Path], dict[str, Loaded]]
 
 
 def read_loaded(folder: Path) -> dict[str, Loaded]:
