@@ -18,7 +18,7 @@ from typing import Any
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
-from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.config_file import read_config, schedule_keys
 from glm5_ascend.model.config_reader import completed
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
@@ -116,11 +116,15 @@ def served_config(raw: dict[str, Any]) -> dict[str, Any]:
     """Return a source's config.json without its quantization: with it vLLM would not open the description.
 
     Keys that it leaves out because they have transformers' default are stated: other engines have other defaults.
+    Shared indexers that only `indexer_types` names, which transformers reads, are stated in vLLM's key as well.
     """
     keys = ("quantization_config", "compression_config")
     config = {key: value for key, value in completed(raw).items() if key not in keys}
     if isinstance(inner := config.get("text_config"), dict):
         config["text_config"] = {key: value for key, value in inner.items() if key not in keys}
+    types = config.get("indexer_types")
+    if isinstance(types, list) and "shared" in types and not schedule_keys(config):
+        config["index_topk_pattern"] = "".join("S" if kind == "shared" else "F" for kind in types)
     return config
 
 

@@ -10,6 +10,7 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config_file import indexer_schedule, load_config, read_config, schedule_keys
+from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.plugin.description import QuantDescription, check_group_size
 
 
@@ -45,6 +46,8 @@ def _check_float(directory: Path) -> None:
 
     source = SourceCheckpoint(directory)
     check_source(source)
+    if on_ascend():  # our plugin adds what vLLM needs to config.json on a CPU only
+        require_sound_config(directory, read_config(directory))
     if source.is_fp8:
         raise CheckpointError(
             f"{directory}: FP8 weights, which neither an Atlas A2 or A3 nor vLLM on a CPU multiplies",

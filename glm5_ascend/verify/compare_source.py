@@ -9,14 +9,14 @@ import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report, WeightError
-from glm5_ascend.checkpoint.output import PROVENANCE_NAME
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME, served_config
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_reader import completed, flat_keys
+from glm5_ascend.model.config_reader import flat_keys
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Parameter, Weight
 from glm5_ascend.verify.checked import Checked
@@ -78,7 +78,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
 
 def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
     """Compare config.json; return False if the sizes differ: then weights cannot be compared."""
-    theirs = flat_keys(completed(read_config(source.directory)))
+    theirs = flat_keys(served_config(read_config(source.directory)))
     ours, missing = checkpoint.raw, object()
     changed = sorted(
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)

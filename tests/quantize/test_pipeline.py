@@ -22,6 +22,7 @@ from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
+from glm5_ascend.verify import verify
 from tests.quantize.support.kill_runs import digest
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
@@ -131,6 +132,15 @@ def test_every_kind_of_source(kind: str, tmp_path: Path) -> None:
     shared = [i for i, kind in enumerate(config.get("indexer_types") or []) if kind == "shared"]
     assert not any(f"layers.{i}.self_attn.indexer" in name for name in names for i in shared)
     assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(source).logits(SEQUENCES)) < 0.5
+
+
+def test_shared_indexers_by_indexer_types_alone(tmp_path: Path) -> None:
+    """transformers reads them, engines do not: the output states them for both."""
+    source = write_tiny_model(tmp_path / "source", num_hidden_layers=4, indexer_types=SHARED_INDEXER["indexer_types"])
+    quantize(prepare(QuantizeOptions(source, tmp_path / "out", "rtn-w4a8")), silent)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["index_topk_pattern"] == "FFFS" and config["indexer_types"] == SHARED_INDEXER["indexer_types"]
+    assert not verify(tmp_path / "out", against=source).findings
 
 
 def test_provenance_says_how_to_make_it_again(tiny_w4a8: Path, tiny_source: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error, MissingEnvironmentError
-from glm5_ascend.serve import cgroups, cores, launch, serve
+from glm5_ascend.serve import cgroups, cores, launch, servable, serve
 from glm5_ascend.serve.flags import value_of
 from tests.support.command import in_process
 from tests.support.tiny_model import tiny_config, write_tiny_model
@@ -147,6 +147,16 @@ def test_configs_that_vllm_would_misread_are_refused(directory: Path, change: di
         (directory / "config.json").write_text(json.dumps(written))
         with pytest.raises(Glm5Error, match=message):
             build_command(directory, [])
+
+
+def test_shared_indexers_by_indexer_types_alone_are_for_a_cpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our plugin reads them; vllm-ascend would run indexers that no file fills."""
+    config = CONFIG | {"indexer_types": ["full", "shared", "full"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert build_command(directory, [])[1]
+    monkeypatch.setattr(servable, "on_ascend", lambda: True)
+    with pytest.raises(CheckpointError, match=r"layers \[1\] are 'shared' in indexer_types"):
+        build_command(directory, [])
 
 
 def test_directories_without_a_checkpoint(directory: Path, tmp_path: Path) -> None:

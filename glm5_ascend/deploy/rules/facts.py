@@ -39,7 +39,7 @@ FACTS = {
     "linear_types": "quantization types of all other linears",
     "kv_b_quantized": "kv_b_proj is quantized",
     "group_size": "group_size of the description; None if absent",
-    "shared_indexers": "config.json has indexer_types with shared layers",
+    "shared_indexers": "config.json has shared layers in indexer_types, and in the keys that vLLM reads",
     "linear_attention": "the model has layers of linear attention (GLM-5.3-Flash)",
     "layers_without_indexer": "number of layers without indexer tensors in the index",
     "mtp_layers": "number of MTP layers in config.json",

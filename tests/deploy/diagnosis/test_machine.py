@@ -119,6 +119,10 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
     assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
     broken = editable(tiny_w4a8)
+    config = json.loads((broken / "config.json").read_text()) | {"indexer_types": ["full", "shared", "full"]}
+    for keys, shared in (({}, False), ({"index_topk_pattern": "FSF"}, True)):  # vLLM reads the second
+        (broken / "config.json").write_text(json.dumps(config | keys))
+        assert preflight.checkpoint_facts(summarize(broken))["shared_indexers"] is shared
     path = broken / "quant_model_description.json"
     description = json.loads(path.read_text())
     name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
