@@ -1,4 +1,4 @@
-"""Writers of our own files: atomic, and never through a link."""
+"""Writers of files: atomic; our own never through a link, those that the user names through it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,18 @@ def write_file(path: Path, content: str | bytes) -> None:
     """`new_file` with this content; text as UTF-8, names that are not UTF-8 as escapes. Raises OutputError."""
     with new_file(path) as file:
         file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """`write_file` for a file that the user names: a symbolic link stays, and the file that it names is written.
+
+    Raises:
+        OutputError: it cannot be written, or the link leads to itself.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OutputError(f"{path}: a link to itself", "name another file")
+    write_file(target, content)
 
 
 def copy_file(source: Path, path: Path) -> None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from glm5_ascend.errors import OutputError, PlanError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json, read_bytes
-from glm5_ascend.files.written import write_file
+from glm5_ascend.files.written import write_named
 from glm5_ascend.plan.constants import PRIORS, Constants, fit, fitted, to_vector
 from glm5_ascend.plan.evidence import Case, Row, errors, make_case, residuals, weights
 from glm5_ascend.plan.hardware import Hardware, load_hardware
@@ -99,7 +99,7 @@ def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}", "name another file") from None
-    write_file(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
+    write_named(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
 
 
 def _case(number: int, raw: Mapping[str, Any]) -> Case:

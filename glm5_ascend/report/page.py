@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from glm5_ascend.errors import OutputError
-from glm5_ascend.files.written import write_file
+from glm5_ascend.files.written import write_named
 from glm5_ascend.report.content import Chart, Page
 
 _MADE_BY = '<meta name="generator" content="glm5-ascend">'
@@ -76,4 +76,4 @@ def write(path: Path, page: Page) -> None:
         OutputError: the path is another file, or cannot be written; nothing has changed.
     """
     check_path(path)
-    write_file(path, render(page))
+    write_named(path, render(page))

@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from packaging.version import Version
-
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.engine_lines import VLLM_CPU_032, EngineLine, vllm_ascend_line
+from glm5_ascend.engine_lines import EngineLine
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.cores import threads
-from glm5_ascend.serve.environment import require_cpu_environment, version_of
-from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
+from glm5_ascend.serve.installed import installed_table, line_here, without_table
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.servable import check_directory
 
@@ -91,7 +89,9 @@ def launch(
     """`serve` for a checkpoint that `check_directory` has read; calls `start` with the command."""
     if not on_ascend():
         load_config(checkpoint.directory).require("vLLM on a CPU")
-    vllm_args = normal_form(vllm_args, flag_table(line_here().flags))
+    line = line_here()
+    vllm_args = normal_form(vllm_args, installed_table(line))
+    say_without_table(line, vllm_args)
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
     refuse_open_server(command, open_server, only_warn=dry_run)
@@ -106,10 +106,10 @@ def launch(
     return command
 
 
-def line_here() -> EngineLine:
-    """The engine line of a server without a profile: of the installed vllm-ascend, or vLLM's for CPUs."""
-    installed = version_of("vllm-ascend")
-    return VLLM_CPU_032 if installed is None else vllm_ascend_line(Version(installed))
+def say_without_table(line: EngineLine, flags: Sequence[str]) -> None:
+    """Print the sentence of `without_table` to stderr if the user gave flags."""
+    if flags and (sentence := without_table(line)):
+        print(f"note: {sentence}", file=sys.stderr)
 
 
 def refuse_open_server(command: ServerCommand, open_server: bool, *, only_warn: bool) -> None:

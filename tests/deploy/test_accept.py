@@ -58,7 +58,8 @@ def test_the_result_of_another_tool_is_the_load(tiny_w4a8: Path, tmp_path: Path)
         "completed": 8, "total_input_tokens": 800, "total_output_tokens": 80, "max_concurrency": 2,
         "output_throughput": 12.5, "mean_ttft_ms": 40.0,
     }  # fmt: skip
-    (tmp_path / "run.jsonl").write_text(json.dumps(result) + "\n")
+    line = json.dumps(result) + "\n"
+    (tmp_path / "run.jsonl").write_text(line)
     options = AcceptOptions(
         tiny_w4a8, profile="a3-single-w4a8", url="http://10.0.0.7:8000", results=tmp_path / "run.jsonl"
     )
@@ -67,6 +68,8 @@ def test_the_result_of_another_tool_is_the_load(tiny_w4a8: Path, tmp_path: Path)
     step = run_load_test(acceptance)
     assert step.figures == {"measured": {"output_tokens_per_s": 12.5, "ttft_ms": 40.0}}
     assert step.status == WARNING and step.verdict.startswith("12.5 tokens/s; no plan: ")
+    (tmp_path / "run.jsonl").write_text(line.replace("12.5", "99") + line)
+    assert run_load_test(acceptance_of(options, "")).verdict.startswith(f"run 2 of 2 in {options.results}: 12.5 ")
     with pytest.raises(ConfigError, match="--workload and --results"):
         acceptance_of(replace(options, workload=LOAD), "")
 

@@ -15,6 +15,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.launch import GUARDS
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import SHAPES, written
 from tests.support.command import ROOT, TIMEOUT_S
@@ -110,6 +111,13 @@ def test_the_script_lets_the_user_win(started) -> None:  # type: ignore[no-untyp
     (call,) = started(profile, profile.role(None), 0, "--max-num-seqs", "2", HCCL_BUFFSIZE="1024", MODEL="/m")
     assert call["argv"][1] == "/m" and call["argv"][-2:] == ["--max-num-seqs", "2"]
     assert call["env"]["HCCL_BUFFSIZE"] == "1024"
+
+
+def test_the_script_guards_a_server_with_a_key(started) -> None:  # type: ignore[no-untyped-def]
+    """A script without a key runs in an image without this package, too."""
+    profile = load("a3-single-w4a8")
+    (call,) = started(profile, profile.role(None), 0, VLLM_API_KEY="k", MODEL="/m")
+    assert call["argv"][-len(GUARDS) :] == list(GUARDS)
 
 
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:

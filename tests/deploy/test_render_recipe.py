@@ -13,7 +13,7 @@ import yaml
 
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rendering.files import rendered_texts
-from glm5_ascend.engine_lines import VLLM
+from glm5_ascend.engine_lines import TRIED_ON, VLLM
 from glm5_ascend.errors import ConfigError
 
 SCHEMA = json.loads((Path(__file__).parent / "recipe_schema.json").read_text())
@@ -37,6 +37,7 @@ def test_a_recipe_fits_the_catalogue(name: str) -> None:
     assert list(texts) == [f"models/{language}/THUDM/{name}.yaml" for language in ("en", "zh")]
     english, chinese = map(yaml.safe_load, texts.values())
     jsonschema.validate(english, SCHEMA)
+    assert english["meta"]["date_added"] == TRIED_ON  # today's would change the file from day to day
     assert structure(english) == structure(chinese)
     shell = rendered_texts(profile, "shell", "/models/glm5")
     for scenario in english["scenarios"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.errors import OutputError
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
 from glm5_ascend.report.header import ReportHeader
@@ -49,6 +50,21 @@ def test_names_never_become_markup(name: str, tmp_path: Path) -> None:
     assert page.text.count(name) >= 10
     rows = page.specs[0]["data"]["values"]
     assert rows[0] == {"label": name, "noise": 1.0, "shown": name}
+
+
+def test_a_link_to_a_report_stays(tmp_path: Path) -> None:
+    """The file that it names is written, also a new one; a link to itself is refused."""
+    (tmp_path / "shared").mkdir()
+    link, target = tmp_path / "report.html", tmp_path / "shared" / "page.html"
+    link.symlink_to(target)
+    for name in ("first", "second"):
+        write(link, page_of(name))
+        assert link.is_symlink() and name in target.read_text()
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    with pytest.raises(OutputError, match="a link to itself"):
+        write(loop, page_of("third"))
+    assert loop.is_symlink() and [path.name for path in target.parent.iterdir()] == ["page.html"]
 
 
 @needs_chromium

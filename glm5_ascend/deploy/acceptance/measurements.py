@@ -111,7 +111,8 @@ def run_load_test(acceptance: Acceptance) -> StepResult:
     try:
         planned = _planned(acceptance, per_step)
     except Glm5Error as error:
-        return StepResult(WARNING, f"{measured['output_tokens_per_s']:.1f} tokens/s; no plan: {error.message}", figures)
+        speed = f"{measured['output_tokens_per_s']:.1f} tokens/s"
+        return StepResult(WARNING, f"{acceptance.run_origin}{speed}; no plan: {error.message}", figures)
     outside, parts = [], []
     for name in (name for name in FIGURES if name in measured):
         value, predicted = measured[name], planned[name]
@@ -122,7 +123,7 @@ def run_load_test(acceptance: Acceptance) -> StepResult:
             outside.append(name)
     figures["predicted"] = {name: planned[name] for name in FIGURES}
     more = f"; outside of the plan's range: {', '.join(outside)}" if outside else ""
-    return StepResult(WARNING if outside else OK, f"{', '.join(parts)}{more}", figures)
+    return StepResult(WARNING if outside else OK, f"{acceptance.run_origin}{', '.join(parts)}{more}", figures)
 
 
 def _planned(acceptance: Acceptance, per_step: float | None) -> dict[str, Any]:

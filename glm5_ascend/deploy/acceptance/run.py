@@ -68,6 +68,7 @@ def accept(options: AcceptOptions, key: str, on_step: Callable[[StepResult], obj
 def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
     """Check the options; see `accept` for the errors."""
     profile, checkpoint = load(options.profile), check_directory(Path(options.directory))
+    runs = [] if options.results is None else read_results(Path(options.results))
     acceptance = Acceptance(
         checkpoint.directory,
         profile,
@@ -78,7 +79,8 @@ def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
         simulate=options.simulate_npu,
         against=None if options.against is None else Path(options.against),
         workload=options.workload,
-        run=None if options.results is None else read_results(Path(options.results))[-1],
+        run=runs[-1] if runs else None,
+        run_origin=f"run {len(runs)} of {len(runs)} in {options.results}: " if len(runs) > 1 else "",
     )
     if acceptance.run is not None and options.workload is not None:
         raise ConfigError("--workload and --results: the result says the workload", "leave --workload out")

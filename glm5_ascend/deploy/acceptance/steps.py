@@ -33,6 +33,7 @@ class Acceptance:
         against: reference checkpoint of the evaluation; None: the checkpoint itself.
         workload: of the load test, as `plan --workload`; None: a usual one.
         run: figures of a load test that another tool made (`read_results`); None: this command makes one.
+        run_origin: which run of a file of several it is, for the verdict; empty for the only one.
         windows, window: number and tokens of the windows of the evaluation.
         client: of the server while it runs.
     """
@@ -47,6 +48,7 @@ class Acceptance:
     against: Path | None = None
     workload: str | None = None
     run: dict[str, Any] | None = None
+    run_origin: str = ""
     windows: int = 8
     window: int = 256
     client: Client | None = None

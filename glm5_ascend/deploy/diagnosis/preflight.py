@@ -26,7 +26,8 @@ from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
 from glm5_ascend.serve.environment import version_of, with_users_variables
-from glm5_ascend.serve.flag_types import FlagTable, flag_table
+from glm5_ascend.serve.flag_types import FlagTable
+from glm5_ascend.serve.installed import installed_table
 
 MOUNTS = Path("/proc/mounts")
 #: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
@@ -70,7 +71,7 @@ def facts_for(
     facts = rule_facts.of_profile(profile, role)
     facts |= command_facts.of_command(argv, environ, line, sizes_of(config)) | software
     if role.engine != SGLANG:
-        facts["replaced_json"] = replaced_json(role, extra, flag_table(line.flags))
+        facts["replaced_json"] = replaced_json(role, extra, installed_table(line))
     facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation()
     if checkpoint is not None:
         facts |= checkpoint_facts(checkpoint)
@@ -136,14 +137,15 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
         "weights": rule_facts.short_name(checkpoint.experts),
         "linear_types": tuple(sorted({t for name, t in types.items() if ".mlp.experts." not in name})),
         "kv_b_quantized": any(t != "FLOAT" for name, t in types.items() if name.endswith(".kv_b_proj.weight")),
-        "shared_indexers": checkpoint.shared_indexers,
         "mtp_layers": config.get("num_nextn_predict_layers") or 0,
         "num_experts": sizes_of(config).experts,
         "num_heads": sizes_of(config).heads,
     }
     if types:
         facts["group_size"] = checkpoint.group_size
-    names, layers = tensor_names(directory), config.get("num_hidden_layers", 0)
+    layers = config.get("num_hidden_layers", 0)
+    facts["shared_indexers"] = checkpoint.shared_indexers and not all(indexer_schedule(dict(config), layers))
+    names = tensor_names(directory)
     spec = spec_of(config)
     prefix = "model.layers." if spec is None else spec.layers_prefix
     attention = {} if spec is None else spec.attention_kinds

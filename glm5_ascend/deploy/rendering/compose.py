@@ -8,8 +8,8 @@ from glm5_ascend.deploy.profiles.command import heading
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.check_scripts import HEALTH
-from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.yaml_text import dumped
+from glm5_ascend.serve.flags import KEY_VARIABLE
 
 
 def files(profile: Profile, model: str) -> dict[str, str]:

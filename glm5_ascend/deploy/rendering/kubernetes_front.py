@@ -10,10 +10,10 @@ from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
-from glm5_ascend.deploy.rendering.script_parts import KEY_VARIABLE
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.deploy.rendering.yaml_text import manifest
 from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.serve.flags import KEY_VARIABLE
 
 INSTANCE, PART_OF, ANSWERS = "app.kubernetes.io/instance", "app.kubernetes.io/part-of", "glm5-ascend/answers"
 ROUTER_PORT = 8080

@@ -6,13 +6,12 @@ both languages in the same structure. The scenarios contain the scripts of `--to
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering import image, scripts
 from glm5_ascend.deploy.rendering.yaml_text import dumped
-from glm5_ascend.engine_lines import VLLM
+from glm5_ascend.engine_lines import TRIED_ON, VLLM
 from glm5_ascend.errors import ConfigError
 
 MACHINES = {"a2": "Atlas 800T A2", "a3": "Atlas 800T A3"}
@@ -73,7 +72,8 @@ def recipe(profile: Profile, model: str, texts: dict[str, str]) -> dict[str, Any
     return {
         "meta": {
             "title": f"{name} {precision} ({profile.name})", "slug": profile.name, "provider": "THUDM",
-            "description": texts["description"].format(**words), "date_added": date.today().isoformat(),
+            "description": texts["description"].format(**words),
+            "date_added": TRIED_ON,  # of the versions below; today's date would change the file from day to day
             "difficulty": "advanced", "tasks": ["text"],
             # The catalogue writes `verified` after its own run.
             "hardware": {f"atlas_800_{kind}": "experimental" for kind in kinds},

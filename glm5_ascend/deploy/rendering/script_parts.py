@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-KEY_VARIABLE = "VLLM_API_KEY"
+from glm5_ascend.serve.flags import KEY_VARIABLE
+from glm5_ascend.serve.launch import GUARDS
+
 #: Prints the interface of the route to the first machine. /proc and `ip` differ between images.
 NIC_FINDER = """\
 nic_towards() {
@@ -58,7 +60,7 @@ def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -
 
     Args:
         listens: name of the program, for the message.
-        middleware: require the key for every route of vLLM, not only those below /v1.
+        middleware: with a key, start vLLM with `GUARDS`: the key for every route, not only those below /v1.
         sglang: pass the key as a flag.
     """
     lines = [
@@ -69,8 +71,7 @@ def key_check(listens: str, *, middleware: bool = False, sglang: bool = False) -
         "fi",
     ]
     if middleware:
-        guard = "glm5_ascend.serve.middleware.RequireApiKey"
-        lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --middleware {guard} "$@"; fi')
+        lines += [f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then', f'  set -- {" ".join(GUARDS)} "$@"', "fi"]
     if sglang:
         lines.append(f'if [ -n "${{{KEY_VARIABLE}:-}}" ]; then set -- --api-key "${KEY_VARIABLE}" "$@"; fi')
     return lines

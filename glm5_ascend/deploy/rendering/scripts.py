@@ -6,9 +6,9 @@ import re
 
 from glm5_ascend.deploy.profiles.command import WORDS, call, heading, open_command
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, KEY_VARIABLE, NIC_FINDER, NO_PROXY, STOP, key_check
+from glm5_ascend.deploy.rendering.script_parts import CANN, DRAIN, NIC_FINDER, NO_PROXY, STOP, key_check
 from glm5_ascend.engine_lines import SGLANG
-from glm5_ascend.serve.flags import without
+from glm5_ascend.serve.flags import KEY_VARIABLE, without
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 PLACE = """\

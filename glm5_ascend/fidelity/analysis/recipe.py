@@ -14,7 +14,7 @@ from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.files.written import write_file
+from glm5_ascend.files.written import write_named
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
@@ -91,4 +91,4 @@ def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:
     """
     check_path(path)
     head = "".join(f"# {line}\n" for line in comment)
-    write_file(path, head + yaml.safe_dump(value, sort_keys=False, width=110))
+    write_named(path, head + yaml.safe_dump(value, sort_keys=False, width=110))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
-from glm5_ascend.files.written import write_file
+from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath, with_options
 from glm5_ascend.serve.client import Client, server_address
 from glm5_ascend.serve.options import WatchOptions
@@ -100,7 +100,7 @@ def watch(options: WatchOptions) -> WatchReport:
         report.add(poll, state)
         text = metrics.add(poll, state)
         if textfile:
-            write_file(textfile, text)
+            write_named(textfile, text)
         if options.on_poll is not None:
             options.on_poll(report.polls, state)
         if report.polls == (ONCE if options.once else options.polls):

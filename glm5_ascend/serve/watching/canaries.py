@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
-from glm5_ascend.files.written import write_file
+from glm5_ascend.files.written import write_named
 from glm5_ascend.serve.client import Answer, Client
 from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, drafts_and_accepted, user
 
@@ -88,7 +88,7 @@ class CanarySet(BaseModel):
 
     def save(self, path: Path) -> None:
         """Write JSON, over an older file. Raises OutputError."""
-        write_file(path, self.model_dump_json(indent=1) + "\n")
+        write_named(path, self.model_dump_json(indent=1) + "\n")
 
 
 #: Asked without a file: the real GLM-5 and the demo model both know the answers.
