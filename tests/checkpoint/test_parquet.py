@@ -27,7 +27,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    table = pyarrow.Table.from_struct_array(pyarrow.array(rows))  # the columns of all rows
+    parquet.write_table(table, path, row_group_size=2)
     return path
 
 
