@@ -6,9 +6,11 @@ the tasks themselves are independent. torch releases the interpreter lock inside
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +18,11 @@ import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class Workers:
@@ -62,10 +69,25 @@ class Workers:
                 future.cancel()
             wait(waiting)  # whatever still runs may use what the caller closes next
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let a task that runs alone, in this thread, compute with all threads of torch: its last bits may depend on
+        their number."""
+        torch.set_num_threads(self.count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(1)
+
     def for_each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
         """Run `function` on all items."""
         for _ in self.map(function, items):
             pass
+
+
+def in_order(workers: Workers | None, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Results in the order of `items`: by workers, or one after the other in this thread."""
+    return map(function, items) if workers is None else workers.map(function, items)
 
 
 def _initialize_math_library() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
+from glm5_ascend.errors import RecipeError
+from glm5_ascend.model.rotation import Rotations
 
 
 @dataclass
@@ -22,6 +26,7 @@ class Checked:
         non_finite: tensors that hold NaN or infinity, or could not be read.
         global_rotation: Q, fp32 [hidden, hidden], orthogonal: the residual stream x is stored as x Q. None if the
             checkpoint has no valid one.
+        seed_error: largest difference of an element of the stored Q from that which the recorded seed gives.
         provenance: the record of the quantizer; empty if there is none.
         sample: modules whose values are read; None: all.
     """
@@ -31,9 +36,19 @@ class Checked:
     complete: set[str] = field(default_factory=set)
     non_finite: set[str] = field(default_factory=set)
     global_rotation: torch.Tensor | None = None
+    seed_error: float = math.inf
     provenance: dict[str, Any] = field(default_factory=dict)
     sample: frozenset[str] | None = None
 
     def reads(self, module: str) -> bool:
         """Return True if the values of this module's tensors are read."""
         return self.sample is None or module in self.sample
+
+    @cached_property
+    def rotations(self) -> Rotations | None:
+        """The rotations that the recorded seed gives; None without a seed, or for sizes without a Hadamard matrix."""
+        seed = self.provenance.get("seed")
+        try:
+            return Rotations(self.checkpoint.config, seed) if type(seed) is int else None
+        except RecipeError:
+            return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ from glm5_ascend.checkpoint.output import PROVENANCE_NAME, served_config
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
-from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.config_reader import flat_keys
@@ -59,7 +58,7 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
         return comparison
 
     skipped: list[str] = []
-    with Workers(len(os.sched_getaffinity(0))) as workers:
+    with Workers(cores()) as workers:
         for comparison in workers.map(compare, units(source.config)):
             report.findings += comparison.report.findings
             report.errors_by_tensor += comparison.errors

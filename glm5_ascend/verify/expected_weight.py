@@ -16,7 +16,6 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
-from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear
 from glm5_ascend.verify.checked import Checked
@@ -62,17 +61,12 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
     description = checkpoint.description or {}
     if rotation is None and description.get("is_rot_used") is not True and ROT_NAME not in checkpoint.entries:
         return NO_ROTATION
-    seed = checked.provenance.get("seed")
-    if type(seed) is int:
-        try:
-            rotations = Rotations(checkpoint.config, seed)
-        except RecipeError:  # sizes our Hadamard matrices do not have: not written by this tool
-            return ResidualRotation(rotation) if rotation is not None else None
-        if rotation is None or float((rotations.global_rotation() - rotation).abs().max()) <= _SAME_ROTATION:
+    if (rotations := checked.rotations) is not None:
+        if rotation is None or checked.seed_error <= _SAME_ROTATION:
             return rotations
         report.error(
             "against.rotation",
-            f"global_rotation is not the one that seed {seed} of {PROVENANCE_NAME} gives",
+            f"global_rotation is not the one that seed {rotations.seed} of {PROVENANCE_NAME} gives",
             tensor="global_rotation",
             file="optional/quarot.safetensors",
             fix="files of different runs: quantize again",

@@ -7,7 +7,6 @@ Two pieces, and a few numbers per row of one linear, are the memory of a thread.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
 from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
-from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import check_linear
@@ -52,7 +51,7 @@ def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts:
     """
     checkpoint = checked.checkpoint
     by_size = sorted(checkpoint.shards, key=lambda file: -checkpoint.shards[file].path.stat().st_size)
-    with Workers(min(len(os.sched_getaffinity(0)), max(len(by_size), 1))) as workers:
+    with Workers(min(cores(), max(len(by_size), 1))) as workers:
         reader = _Reader(checked, hashed, doubts, workers)
         workers.for_each(reader.shard, by_size)
     position = {name: number for number, name in enumerate(checkpoint.entries)}
