@@ -107,6 +107,16 @@ class CheckpointDir:
         """Elements `start` to `stop` of a tensor's flat data in its stored dtype."""
         return self._shard(name).read_span(self._entry(name), start, stop)
 
+    def read_ahead(self, name: str) -> int:
+        """Ask the system to read a tensor into its cache meanwhile; returns its bytes, 0 if there is none."""
+        if name not in self:
+            return 0
+        return self.shards[self.file_of[name]].read_ahead(self.entries[name], 0, math.prod(self.entries[name].shape))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._entry(name).shape
+
     def _entry(self, name: str) -> TensorEntry:
         self._shard(name)
         return self.entries[name]

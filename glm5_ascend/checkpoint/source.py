@@ -230,6 +230,16 @@ class SourceCheckpoint:
             return rows.float()
         return rows.float() * self._scale(view, start, stop)[:, : rows.shape[1]]
 
+    def read_ahead(self, name: str) -> int:
+        """Ask the system to read weight `name` into its cache meanwhile; returns its bytes."""
+        view = self._stored(name)
+        shard = self.files.shards[self.files.file_of[view.stored]]
+        return shard.read_ahead(self.files.entries[view.stored], view.first, view.first + math.prod(view.shape))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of weight `name`."""
+        return self._stored(name).shape
+
     def _scale(self, view: TensorView, start: int, stop: int) -> torch.Tensor:
         """Scale of rows `start` to `stop` of an FP8 weight, fp32 [rows or 1, columns, 1 or more than there are]."""
         name = self._scale_name(view.stored)

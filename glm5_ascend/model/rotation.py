@@ -60,10 +60,18 @@ class Rotations:
 
     def rotate_weight(self, weight: torch.Tensor, basis_in: str, basis_out: str) -> torch.Tensor:
         """W [out, in] -> R_out^T W R_in, the same map between rotated spaces; changes and returns `weight`."""
-        for rows in weight.split(max(1, _CHUNK // weight.shape[1])):
-            self._rotate(rows, basis_in, 1)
-        self._rotate(weight, basis_out, 0)
+        self.rotate_inputs(weight, basis_in)
+        self.rotate_outputs(weight, basis_out)
         return weight
+
+    def rotate_inputs(self, rows: torch.Tensor, basis: str) -> None:
+        """W <- W R for some rows of a weight, in place: rows do not depend on each other."""
+        for chunk in rows.split(max(1, _CHUNK // rows.shape[1])):
+            self._rotate(chunk, basis, 1)
+
+    def rotate_outputs(self, columns: torch.Tensor, basis: str) -> None:
+        """W <- R^T W for some columns of a weight, in place: columns do not depend on each other."""
+        self._rotate(columns, basis, 0)
 
     def global_rotation(self) -> torch.Tensor:
         """Q, fp32 [hidden, hidden]: rotated hidden = hidden @ Q."""

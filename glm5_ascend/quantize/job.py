@@ -12,6 +12,7 @@ import torch
 from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
 from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.workers import cores
 from glm5_ascend.checkpoint.writer import check_free_space
 from glm5_ascend.model.device import ON_HOST, find_device
 from glm5_ascend.model.rotation import Rotations
@@ -72,7 +73,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     max_ram = max_ram or psutil.virtual_memory().total // 2
-    threads = threads_within(plan, options.seq_len, options.threads or len(os.sched_getaffinity(0)), max_ram)
+    threads = threads_within(plan, options.seq_len, options.threads or cores(), max_ram)
     dataset, note = (None, "") if plan.last_calibrated_layer < 0 else calibration_text(recipe, options.calib)
     return PreparedJob(
         options, out, recipe_path, recipe, source, plan, plan.output_bytes, threads, max_ram, device,

@@ -15,7 +15,7 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.glm5 import HEADS_NOPE_V, HEADS_V, KV_LORA, KV_LORA_ROPE, Q_LORA
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear, Vector
-from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate, move_scale
+from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate_inputs, move_scale
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
@@ -109,7 +109,9 @@ def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: di
     def rotated(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
         gains = {part.name: tensors[part.tensor_name].clone() for part in parts if isinstance(part, Vector)}
         for part in parts:
-            fuse_and_rotate(tensors[part.tensor_name], part, gains, rotations)
+            fuse_and_rotate_inputs(tensors[part.tensor_name], part, gains, rotations)
+            if isinstance(part, Linear):
+                rotations.rotate_outputs(tensors[part.tensor_name], part.basis_out)
 
     main, draft = logits(source, keep)
     rot = rotations.mtp_rotation(source.read("model.norm.weight"))

@@ -12,17 +12,17 @@ from glm5_ascend.model.spec import Linear, Subgraph, Vector, Weight
 Tensors = dict[str, torch.Tensor]
 
 
-def fuse_and_rotate(tensor: torch.Tensor, part: Weight, gains: Tensors, rotations: Rotations) -> None:
-    """Fold the gains g of the RMSNorms that a linear reads into it, and rotate it: W <- R_out^T W diag(g) R_in.
+def fuse_and_rotate_inputs(rows: torch.Tensor, part: Weight, gains: Tensors, rotations: Rotations) -> None:
+    """Fold the gains g of the RMSNorms that a linear reads into some of its rows, and rotate them: W <- W diag(g) R_in.
 
-    A norm's own gain becomes 1. Works in place.
+    A norm's own gain becomes 1. Works in place; R_out^T from the left is `Rotations.rotate_outputs`.
     """
     if isinstance(part, Linear):
         if part.norm:
-            tensor *= torch.cat([gains[norm] for norm in part.norm])
-        rotations.rotate_weight(tensor, part.basis_in, part.basis_out)
+            rows *= torch.cat([gains[norm] for norm in part.norm])
+        rotations.rotate_inputs(rows, part.basis_in)
     elif isinstance(part, Vector) and part.role == "norm":
-        tensor.fill_(1.0)
+        rows.fill_(1.0)
 
 
 def move_scale(tensors: Tensors, config: ModelConfig, subgraph: Subgraph, scale: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,11 @@ class LayerQuantizer:
         self.prefix = self.config.spec.layer_prefix(layer)
         self.parts = self.config.backbone(layer)
         self.gains = weights.gains(self.prefix, self.parts)
+        # The first experts are read during calibration.
+        self.experts = weights.experts_ahead(layer, lambda expert: self._reads(WorkUnit.expert(layer, expert)))
+
+    def _reads(self, unit: WorkUnit) -> bool:
+        return unit not in self.store.journal or (self.streams is not None and self.streams.out is not None)
 
     def run(self) -> None:
         """Do what the journal does not have yet."""
@@ -189,7 +194,7 @@ class LayerQuantizer:
                 rerun_expert(self.weights, layer, expert, self.gains, routed)
             return None
 
-        for expert, record in enumerate(self.workers.map(quantize_or_rerun, range(count))):
+        for expert, record in enumerate(self.workers.map(quantize_or_rerun, self.experts)):
             if record is not None:
                 store.finish(WorkUnit.expert(layer, expert), record)
             done = layer + (expert + 0.5) / count

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
+from glm5_ascend.checkpoint.read_ahead import ReadAhead
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.spec import Vector, Weight
-from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate
+from glm5_ascend.model.spec import FIXED, Linear, Vector, Weight
+from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate_inputs
 from glm5_ascend.quantize.run.blocks import blocks
+
+#: Columns of a weight that are rotated together on its output side: whole panels of the Hadamard transform.
+COLUMNS = 512
 
 
 class FloatWeights:
@@ -39,22 +43,44 @@ class FloatWeights:
 
     def load(self, prefix: str, part: Weight, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
-        name = part.tensor_name
-        tensor = torch.empty(part.shape(self._size), device=self.device)
-        for start, stop in blocks(tuple(tensor.shape)):
-            tensor[start:stop] = self._finite(prefix + name, self.source.read_rows(prefix + name, start, stop))
-        return self._transform(tensor, part, gains)
+        return self.load_all(prefix, [part], gains)[part.tensor_name]
 
     def load_all(self, prefix: str, parts: Iterable[Weight], gains: Tensors, workers: Workers | None = None) -> Tensors:
-        """Several parts by tensor name, read in parallel if there are workers."""
-        # The largest first: the threads end at about the same time.
-        parts = sorted(parts, key=lambda part: -torch.Size(part.shape(self._size)).numel())
+        """Several parts by tensor name, in pieces and in parallel if there are workers."""
+        parts = list(parts)
+        tensors = {part.tensor_name: torch.empty(part.shape(self._size), device=self.device) for part in parts}
 
-        def load(part: Weight) -> torch.Tensor:
-            return self.load(prefix, part, gains)
+        def load_rows(piece: tuple[Weight, int, int]) -> None:
+            part, start, stop = piece
+            rows, name = tensors[part.tensor_name][start:stop], prefix + part.tensor_name
+            rows.copy_(self._finite(name, self.source.read_rows(name, start, stop)))
+            if self.rotations is not None:
+                fuse_and_rotate_inputs(rows, part, gains, self.rotations)
 
-        loaded = workers.map(load, parts) if workers is not None else map(load, parts)
-        return {part.tensor_name: tensor for part, tensor in zip(parts, loaded, strict=True)}
+        def rotate_columns(piece: tuple[Linear, int]) -> None:
+            part, start = piece
+            assert self.rotations is not None
+            columns = tensors[part.tensor_name][:, start : start + COLUMNS]
+            self.rotations.rotate_outputs(columns, part.basis_out)
+
+        pieces = [(part, *block) for part in parts for block in blocks(part.shape(self._size))]
+        list(in_order(workers, load_rows, pieces))
+        if self.rotations is not None:
+            linears = (part for part in parts if isinstance(part, Linear) and part.basis_out != FIXED)
+            list(in_order(workers, rotate_columns, (
+                (part, start) for part in linears for start in range(0, part.shape(self._size)[1], COLUMNS)
+            )))  # fmt: skip
+        return tensors
+
+    def experts_ahead(self, layer: int, reads: Callable[[int], bool] = lambda expert: True) -> Iterable[int]:
+        """All routed experts of a layer; the system reads the next ones ahead, of those that `reads` tells."""
+        config, prefix = self.source.config, self.source.config.spec.layer_prefix(layer)
+
+        def names(expert: int) -> list[str]:
+            linears = config.spec.expert_linears(expert) if reads(expert) else ()
+            return [prefix + linear.tensor_name for linear in linears]
+
+        return ReadAhead(self.source, range(config.n_routed_experts if config.is_moe(layer) else 0), names)
 
     def rows(self, prefix: str, part: Weight, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
@@ -82,7 +108,7 @@ class FloatWeights:
                 )
         return tensor
 
-    def _transform(self, tensor: torch.Tensor, part: Weight, gains: Tensors) -> torch.Tensor:
+    def _transform(self, rows: torch.Tensor, part: Weight, gains: Tensors) -> torch.Tensor:
         if self.rotations is not None:
-            fuse_and_rotate(tensor, part, gains, self.rotations)
-        return tensor
+            fuse_and_rotate_inputs(rows, part, gains, self.rotations)
+        return rows
