@@ -10,7 +10,7 @@ from glm5_ascend.cli.progress import console
 from glm5_ascend.quantize.estimate.memory import RunPrediction
 from glm5_ascend.quantize.job import PreparedJob
 from glm5_ascend.quantize.pipeline import QuantizeResult
-from glm5_ascend.report.units import format_bytes
+from glm5_ascend.report.units import format_bytes, format_duration
 
 
 def show_plan(prepared: PreparedJob) -> None:
@@ -31,20 +31,10 @@ def show_plan(prepared: PreparedJob) -> None:
             console.print(f"{kind}: {sentence}", soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
 def show_prediction(prediction: RunPrediction) -> None:
     p = prediction
     console.print(
-        f"predicted: {_duration(p.seconds)} with {p.threads} threads at the rates measured here, "
+        f"predicted: {format_duration(p.seconds)} with {p.threads} threads at the rates measured here, "
         f"reading {format_bytes(p.source_bytes)} included; peak memory {format_bytes(p.peak_rss_bytes)}; on disk "
         f"{format_bytes(p.output_bytes)}, and {format_bytes(p.activation_bytes)} of activations until the end",
         soft_wrap=True,

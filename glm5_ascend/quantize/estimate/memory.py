@@ -20,7 +20,7 @@ from glm5_ascend.quantize.calibration.forward import ROWS_AT_ONCE
 from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_ROWS
 from glm5_ascend.quantize.plan import QuantizationPlan
 
-_IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
+IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
 _COPIES = 9  # of a block, of the rows of a search, of an expert's tokens
 
@@ -48,7 +48,7 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
         values = sum(torch.Size(part.shape(size)).numel() for part in parts) + 4 * rows
         per_thread = block
         if layer <= plan.last_calibrated_layer:
-            per_thread = max(block, _FP32 * _COPIES * rows, _forward(c, seq_len))
+            per_thread = max(block, _FP32 * _COPIES * rows, forward_bytes(c, seq_len))
         phases.append((_FP32 * values + _states(plan, layer, parts), per_thread))
     width = c.hidden_size + c.moe_intermediate_size
     expert = _FP32 * (3 * c.hidden_size * c.moe_intermediate_size + _COPIES * max(BLOCK_WEIGHTS, EXPERT_TOKENS * width))
@@ -66,7 +66,7 @@ def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Weight]) -> int:
     return sum(method.state_bytes(columns) for method, columns in inputs)
 
 
-def _forward(c: ModelConfig, length: int) -> int:
+def forward_bytes(c: ModelConfig, length: int) -> int:
     """Bytes of one sequence's forward: the larger one of attention and MLP."""
     scores, index = min(SCORES, c.num_attention_heads * length**2), min(SCORES, length**2)
     heads = c.num_attention_heads * 2 * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
@@ -83,7 +83,7 @@ def _forward(c: ModelConfig, length: int) -> int:
 
 def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:
     """Predicted peak RSS: of the worst phase."""
-    return _IMPORTS + max(fixed + threads * per_thread for fixed, per_thread in memory(plan, seq_len))
+    return IMPORTS + max(fixed + threads * per_thread for fixed, per_thread in memory(plan, seq_len))
 
 
 def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: int) -> int:
