@@ -26,7 +26,7 @@ def run(options: AnalyzeOptions, output: Output) -> int:
     from glm5_ascend.fidelity import analyze
 
     with ProgressBar() as progress:
-        report = analyze(replace(options, progress=progress))
+        report = analyze(replace(options, progress=progress, on_prediction=progress.predicted))
     for note in report.analysis.notes:
         console.print(f"note: {note}", soft_wrap=True)
     output.write(report.to_dict(), report.lines())

@@ -27,6 +27,7 @@ def run(options: EvaluateOptions, output: Output) -> int:
     from glm5_ascend.fidelity import evaluate
 
     with ProgressBar() as progress:
-        report = evaluate(replace(options, key=os.environ.get("OPENAI_API_KEY", ""), progress=progress))
+        key = os.environ.get("OPENAI_API_KEY", "")
+        report = evaluate(replace(options, key=key, progress=progress, on_prediction=progress.predicted))
     output.write(report.to_dict(), report.lines())
     return 0

@@ -64,9 +64,12 @@ def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: P
     tokens = read_tasks(text, source, options.window, options.windows)
     prompts = retrieval_prompts(source, text, _parse_lengths(options.lengths))
     if directory is not None:
-        comparison = compare(directory, source, tokens.windows, options.progress, drafts=True)
+        comparison = compare(
+            directory, source, tokens.windows, options.progress,
+            threads=options.threads, on_prediction=options.on_prediction, drafts=True,
+        )  # fmt: skip
     else:
-        comparison = compare_served(servers[0], source, tokens.windows, options.progress)
+        comparison = compare_served(servers[0], source, tokens.windows, options.progress, options.on_prediction)
     report.rows, report.kl_is_bound = metrics(comparison), comparison.kl_is_bound
     report.window, report.windows = options.window, len(tokens.windows)
     report.window_kl, report.layers = comparison.kl.mean(1), comparison.layers

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
+from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.plan import QuantizationPlan, SmoothPlan
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 
 #: Calibration sequences on which units are rounded one by one.
@@ -75,6 +76,7 @@ class LayerAnalysis:
     Args:
         stream, out: residual stream before and after the layer; `out` is written.
         folder: for the experts' inputs.
+        advance: called with the share of the routed experts that are done.
     """
 
     def __init__(
@@ -87,11 +89,14 @@ class LayerAnalysis:
         selections: Selections,
         workers: Workers,
         folder: Path,
+        advance: Callable[[float], object],
     ) -> None:
         self.plan, self.config, self.weights, self.layer = plan, plan.config, weights, layer
         self.stream, self.out, self.selections, self.workers, self.folder = stream, out, selections, workers, folder
         self.prefix, self.backbone = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
+        self.advance = advance
         self.gains = weights.gains(self.prefix, self.backbone)
+        self.experts = weights.experts_ahead(layer)  # the first ones are read during calibration
         self.report = AnalyzedLayer(layer, units=list(units(plan, layer)))
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
@@ -134,23 +139,30 @@ class LayerAnalysis:
             self.config, self.layer, tensors, streams, inputs,
             record={reader[name] for name in names}, workers=self.workers,
         )  # fmt: skip
-        smooth: Tensors = {}
-        for search in searches:
+
+        def search_and_move(search: SmoothPlan) -> torch.Tensor:
             targets = search.subgraph.targets
             rounded = [tensors[f"{target}.weight"] for target in targets if self._scheme(target) != schemes.FLOAT]
             scale = search_scale(rounded, statistics[reader[targets[0]]], search)
-            scale = move_scale(tensors, self.config, search.subgraph, scale)
-            smooth |= dict.fromkeys(targets, scale)
-        probe = Probe(self.config, self.layer, tensors, [self._probed(number) for number in self._probe_numbers()])
-        for unit in self.report.units:
-            if not unit.experts:
-                linears = {
-                    name: self._analyze_linear(
-                        name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name)
-                    )
-                    for name in unit.modules
-                }
-                self._noise[unit.label] = {unit.scheme: probe.noise(linears)}
+            return move_scale(tensors, self.config, search.subgraph, scale)
+
+        scales = zip(searches, self.workers.map(search_and_move, searches), strict=True)
+        smooth: Tensors = {target: scale for search, scale in scales for target in search.subgraph.targets}
+        probed = [self._probed(number) for number in self._probe_numbers()]
+        probe = Probe(self.config, self.layer, tensors, probed, self.workers)
+
+        def analyze_unit(unit: Unit) -> tuple[list[LinearReport], torch.Tensor]:
+            linears = {
+                name: self._analyze_linear(name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name))
+                for name in unit.modules
+            }
+            rounded = {name: linear for name, (linear, _) in linears.items()}
+            return [report for _, report in linears.values()], probe.noise(rounded)
+
+        single = [unit for unit in self.report.units if not unit.experts]
+        for unit, (reports, noise) in zip(single, self.workers.map(analyze_unit, single), strict=True):
+            self.report.linears += reports
+            self._noise[unit.label] = {unit.scheme: noise}
         if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
             self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
         return probe.energy, routed
@@ -164,15 +176,14 @@ class LayerAnalysis:
 
     def _analyze_linear(
         self, name: str, weight: torch.Tensor, statistics: InputStatistics, smooth: torch.Tensor | None
-    ) -> RoundedLinear:
+    ) -> tuple[RoundedLinear, LinearReport]:
         """Round one linear and report on it. weight: smoothed. statistics: of its input before smoothing."""
         plan, rows = self.plan.linears[self.prefix + name], statistics.rows
         x = rows if smooth is None else rows / smooth
         state = plan.method.prepare(x, plan.steps)
         rounded = round_linear(name, weight, plan.scheme, plan.method, statistics, smooth, state)
         error = relative_error(rounded(x), x @ weight.T)
-        self.report.linears.append(LinearReport(name, plan.scheme, statistics.tokens, error))
-        return rounded
+        return rounded, LinearReport(name, plan.scheme, statistics.tokens, error)
 
     def _analyze_experts(self, routed: Routed) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
@@ -184,8 +195,9 @@ class LayerAnalysis:
             lambda expert: analyze_expert(
                 self.plan, self.weights, self.layer, expert, self.gains, routed, types, probed
             ),
-            range(self.config.n_routed_experts),
+            self.experts,
         ):
+            self.advance((noise.report.expert + 0.5) / self.config.n_routed_experts)
             self.report.experts.append(noise.report)
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.fidelity.analysis.measure import RoundedLinear
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
@@ -60,14 +61,16 @@ class Probe:
         layer: int,
         tensors: Tensors,
         sequences: list[tuple[torch.Tensor, torch.Tensor | None]],
+        workers: Workers,
     ) -> None:
         self.config, self.layer, self.tensors = config, layer, tensors
         self.has_indexer = config.has_indexer(layer)
-        self.sequences = [self._float(hidden, shared) for hidden, shared in sequences]
+        self.sequences = list(workers.map(self._float, sequences))
         #: Energy of the stream after attention, fp64 [tokens of all sequences].
         self.energy = torch.cat([row_energy(s.after) for s in self.sequences])
 
-    def _float(self, hidden: torch.Tensor, shared: torch.Tensor | None) -> ProbeSequence:
+    def _float(self, sequence: tuple[torch.Tensor, torch.Tensor | None]) -> ProbeSequence:
+        hidden, shared = sequence
         config, weights = self.config, ProbeLayer(self.tensors, {})
         x = layers.attention_input(config, weights, hidden)
         mixed, _ = layers.attention(config, weights, x, shared, self.has_indexer)

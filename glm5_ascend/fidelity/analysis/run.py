@@ -7,7 +7,6 @@ layer, and FLOAT costs nothing (bf16 rounding of rotated weights is left out). M
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +14,12 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, RecipeError
+from glm5_ascend.fidelity.analysis.estimate import predict
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
+from glm5_ascend.fidelity.prediction import unheard
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
@@ -83,8 +84,10 @@ def analyze(analysis: Analysis) -> Analysis:
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     lengths = tuple(len(sequence) for sequence in analysis.calibration.sequences)
     count = config.num_hidden_layers
+    threads = options.threads or cores()
+    if options.on_prediction is not unheard:
+        options.on_prediction(predict(plan, len(lengths), max(lengths), threads))
     progress("embedding", 0, count)
-    threads = options.threads or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = Selections(config, folder, lengths)
@@ -95,7 +98,11 @@ def analyze(analysis: Analysis) -> Analysis:
             stream.set_sequence(number, weights.lookup("", table, sequence))
         for layer in range(count):
             out = Stream(folder / f"stream-{layer + 1}", lengths, config.hidden_size)
-            report = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder).run()
+
+            def advance(share: float, layer: int = layer) -> None:
+                progress(f"layer {layer}", layer + share, count)
+
+            report = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder, advance).run()
             if not all(torch.isfinite(torch.tensor(list(unit.noise.values()))).all() for unit in report.units):
                 raise CheckFailedError(f"{options.source}: layer {layer}: NaN or infinity", "check the source")
             analysis.layers.append(report)

@@ -1,8 +1,9 @@
 """A quantized checkpoint and its reference, layer by layer, on the same tokens (teacher-forced).
 
 Memory: the residual streams of both (4 bytes x tokens x hidden each) and one more copy, the indexer's selections of
-both (1 byte x length^2 per window each), and the largest of: one layer's attention, one dense MLP, one routed expert,
-one block of the vocabulary, as fp32. Never a whole layer or head, nor the logits of more than 1024 tokens and 4096 ids.
+both (1 byte x length^2 per window each), the larger of one layer's attention and one dense MLP, as fp32, and in each
+thread the activations of one window, a block of rows of an expert or of 1024 ids of the head. Never a whole layer or
+head, nor the logits of more than 1024 tokens and 1024 ids.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import torch
 
+from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, EvaluationError
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, draft_tokens
+from glm5_ascend.fidelity.evaluation.estimate import predict
 from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
+from glm5_ascend.fidelity.prediction import OnPrediction, unheard
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import count_common
 from glm5_ascend.quantize.progress import Progress, silent
@@ -106,53 +110,78 @@ def compare(
     windows: list[torch.Tensor],
     progress: Progress = silent,
     *,
+    threads: int | None = None,
+    on_prediction: OnPrediction = unheard,
     drafts: bool = False,
     observe: Observer = lambda layer, walks: None,
 ) -> FidelityComparison:
     """Compare `quantized` with its reference `source` on int64 windows, all of one length.
 
     Args:
+        threads: cores to use, None for all; with two windows or more any number gives the same bits.
+        on_prediction: gets the predicted time and memory before the first layer.
         drafts: also compare the drafts of the MTP layer, where both models have one.
     Raises:
         EvaluationError: two different models. CheckFailedError: NaN or infinity, and the layer where it appeared.
     """
     candidate = StoredModel(quantized) if isinstance(quantized, Path) else quantized
     models = StoredModel(source), candidate
-    config = models[0].config
-    _check_comparable(config, candidate.config)
+    _check_comparable(models[0].config, candidate.config)
+    threads, drafts = threads or cores(), drafts and _have_drafts(models, windows)
+    if on_prediction is not unheard:
+        on_prediction(predict(models, windows, threads, drafts))
+    with Workers(threads) as workers:
+        walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
+        agreements = _run_layers(walks, workers, progress, observe)
+        inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
+        del walks
+        true = _true_ids(windows)
+        kl, *sides = divergence(models, inputs, true, workers)
+        _check_finite(kl, f"{candidate.directory}: KL")
+        nll = [-side.log_probabilities[:, 0] for side in sides]
+        shape = (len(windows), -1)
+        comparison = FidelityComparison(
+            kl.view(shape), nll[0].view(shape), nll[1].view(shape), (sides[0].best == sides[1].best).view(shape),
+            (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
+        )  # fmt: skip
+        if drafts:
+            comparison.drafts = DraftComparison(*(
+                accepted(draft_tokens(model, normed, windows, workers), side.best)
+                for model, normed, side in zip(models, inputs, sides, strict=True)
+            ))  # fmt: skip
+    return comparison
+
+
+def _have_drafts(models: tuple[StoredModel, StoredModel], windows: list[torch.Tensor]) -> bool:
+    return all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2
+
+
+def _run_layers(
+    walks: tuple[Walk, Walk], workers: Workers, progress: Progress, observe: Observer
+) -> list[LayerAgreement]:
+    """Run all layers on both models, layer by layer."""
+    config, agreements = walks[0].model.config, []
     count = config.num_hidden_layers
-    walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
-    agreements = []
     progress("embedding", 0, count)
     for layer in range(count):
-        for walk in walks:
-            _step(walk, layer)
+        for number, walk in enumerate(walks):
+            if (following := layer + number) < count:  # what is needed next: the same layer of the other, or the next
+                walks[1 - number].model.read_ahead(following)
+            _step(walk, layer, workers, _advance(progress, layer + number / 2, 0.5, count))
         agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(config, layer, walks))
         agreements.append(agreement)
         observe(layer, walks)
         progress(_progress_text(agreement), layer + 1, count)
-    inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
-    del walks
-    true = _true_ids(windows)
-    kl, *sides = divergence(models, inputs, true)
-    _check_finite(kl, f"{candidate.directory}: KL")
-    nll = [-side.log_probabilities[:, 0] for side in sides]
-    shape = (len(windows), -1)
-    comparison = FidelityComparison(
-        kl.view(shape), nll[0].view(shape), nll[1].view(shape), (sides[0].best == sides[1].best).view(shape),
-        (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
-    )  # fmt: skip
-    if drafts and all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2:
-        comparison.drafts = DraftComparison(*(
-            accepted(draft_tokens(model, normed, windows), side.best)
-            for model, normed, side in zip(models, inputs, sides, strict=True)
-        ))  # fmt: skip
-    return comparison
+    return agreements
 
 
 @torch.no_grad()
 def reference_at(
-    source: Path, windows: list[torch.Tensor], ids: torch.Tensor, progress: Progress = silent
+    source: Path,
+    windows: list[torch.Tensor],
+    ids: torch.Tensor,
+    progress: Progress = silent,
+    on_prediction: OnPrediction = unheard,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference alone, to compare a server with it.
 
@@ -165,17 +194,25 @@ def reference_at(
     """
     model = StoredModel(source)
     count, walk = model.config.num_hidden_layers, Walk.from_tokens(model, windows)
+    if on_prediction is not unheard:
+        on_prediction(predict([model], windows, cores(), drafts=False))
     progress("embedding", 0, count)
-    for layer in range(count):
-        _step(walk, layer)
-        progress("reference", layer + 1, count)
-    softmax = softmax_of(model, _head_inputs(model, walk, windows), ids)
+    with Workers(cores()) as workers:
+        for layer in range(count):
+            _step(walk, layer, workers, _advance(progress, layer, 1, count))
+            progress("reference", layer + 1, count)
+        softmax = softmax_of(model, _head_inputs(model, walk, windows), ids, workers)
     _check_finite(softmax.log_sum, f"{source}: logits")
     return softmax.log_probabilities, softmax.best
 
 
-def _step(walk: Walk, layer: int) -> None:
-    walk.step(layer)
+def _advance(progress: Progress, done: float, size: float, count: int) -> Callable[[float], object]:
+    """Progress inside a piece of `size` layers behind `done` layers."""
+    return lambda share: progress(f"layer {int(done)}", done + size * share, count)
+
+
+def _step(walk: Walk, layer: int, workers: Workers, advance: Callable[[float], object]) -> None:
+    walk.step(layer, workers, advance)
     _check_finite(walk.hidden, f"{walk.model.directory}: layer {layer}: the residual stream")
 
 

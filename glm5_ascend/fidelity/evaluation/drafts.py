@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.head import softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
@@ -29,25 +30,30 @@ class DraftComparison:
         return DraftComparison(self.reference[windows], self.quantized[windows])
 
 
-def draft_tokens(model: StoredModel, normed: torch.Tensor, windows: list[torch.Tensor]) -> torch.Tensor:
+def draft_tokens(
+    model: StoredModel, normed: torch.Tensor, windows: list[torch.Tensor], workers: Workers | None = None
+) -> torch.Tensor:
     """The drafts of the first MTP layer: int64 [windows, length - 1], entry i is the draft for token i + 2.
 
     Args:
         normed: fp32 [windows x (length - 1), hidden], the main model's normalised output before every next token.
     """
     config, layer = model.config, model.config.num_hidden_layers
-    mtp_hidden, size = model.to_mtp_basis(normed), len(windows[0]) - 1
+    rotation, size = model.mtp_rotation(), len(windows[0]) - 1
     embeddings = model.embed(torch.cat([window[1:] for window in windows]), mtp=layer)
     weights = model.weights(layer)
-    stream = torch.cat([
-        layers.mtp_input(config, weights, embedding, hidden)
-        for embedding, hidden in zip(embeddings.split(size), mtp_hidden.split(size), strict=True)
-    ])  # fmt: skip
-    walk = Walk(model, [size] * len(windows), stream)
-    walk.step(layer)
+    weights.load(model.linears(layer, config.spec.mtp_input), workers)
+
+    def mtp_input(number: int) -> torch.Tensor:
+        span = slice(number * size, (number + 1) * size)
+        hidden = normed[span] if rotation is None else normed[span] @ rotation
+        return layers.mtp_input(config, weights, embeddings[span], hidden)
+
+    walk = Walk(model, [size] * len(windows), torch.cat(list(in_order(workers, mtp_input, range(len(windows))))))
+    walk.step(layer, workers)
     output = layers.rms_norm(walk.hidden, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
     no_ids = torch.zeros(len(output), 0, dtype=torch.int64)
-    return softmax_of(model, output, no_ids, mtp=layer).best.view(len(windows), -1)
+    return softmax_of(model, output, no_ids, workers, layer).best.view(len(windows), -1)
 
 
 def accepted(drafts: torch.Tensor, best: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,29 @@ KL(p || q) = sum p (a - b) - lse(a) + lse(b).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
+from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
-#: Tokens whose logits over one block of the vocabulary are in memory at a time.
+#: Tokens whose logits over one block of the vocabulary are in memory at a time, in each thread.
 ROWS = 1024
+
+
+class BlockSums(NamedTuple):
+    """Of T tokens, over one block of the vocabulary.
+
+    Attributes:
+        max, best: largest logit fp32 [T], and its id int64 [T]. sum: fp64 [T], sum of exp(logit - max).
+        logits: fp32 [T, K] of the ids of interest; NaN for those of other blocks.
+    """
+
+    max: torch.Tensor
+    best: torch.Tensor
+    sum: torch.Tensor
+    logits: torch.Tensor
 
 
 class Softmax:
@@ -30,31 +45,20 @@ class Softmax:
 
     def __init__(self, ids: torch.Tensor) -> None:
         tokens = len(ids)
-        self.ids = ids
         self.logits = torch.full(ids.shape, torch.nan)
         self.best = torch.zeros(tokens, dtype=torch.int64)
         self.sum = torch.zeros(tokens, dtype=torch.float64)
         self._max = torch.full((tokens,), -torch.inf)
 
-    def add(self, rows: slice, start: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the logits [n, V] of ids `start` to `start` + V for the tokens `rows`.
-
-        Returns:
-            exp(logits - maximum), fp32 [n, V], and the factor fp64 [n] that scales older sums to the same maximum.
-        """
-        block_max, argmax = logits.max(dim=1)
-        old_max = self._max[rows]
-        self.best[rows] = torch.where(block_max > old_max, argmax + start, self.best[rows])
-        new_max = torch.maximum(block_max, old_max)
-        weight = torch.exp(logits - new_max[:, None])
-        factor = torch.exp((old_max - new_max).double())
-        self.sum[rows] = self.sum[rows] * factor + weight.sum(1, dtype=torch.float64)
-        self._max[rows] = new_max
-        column = self.ids[rows] - start
-        in_block = (column >= 0) & (column < logits.shape[1])
-        gathered = logits.gather(1, column.clamp(0, logits.shape[1] - 1))
-        self.logits[rows] = torch.where(in_block, gathered, self.logits[rows])
-        return weight, factor
+    def add(self, block: BlockSums) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a block behind those before it; returns the factors fp64 [T] of older sums and of the block's."""
+        self.best = torch.where(block.max > self._max, block.best, self.best)
+        largest = torch.maximum(block.max, self._max)
+        older, newer = ((values - largest).double().exp() for values in (self._max, block.max))
+        self.sum = self.sum * older + block.sum * newer
+        self.logits = torch.where(block.logits.isnan(), self.logits, block.logits)
+        self._max = largest
+        return older, newer
 
     @property
     def log_sum(self) -> torch.Tensor:
@@ -67,35 +71,64 @@ class Softmax:
         return self.logits.double() - self.log_sum[:, None]
 
 
-def _row_blocks(count: int) -> Iterator[slice]:
-    for start in range(0, count, ROWS):
-        yield slice(start, min(start + ROWS, count))
+def _block_sums(logits: torch.Tensor, ids: torch.Tensor, start: int) -> tuple[BlockSums, torch.Tensor]:
+    """Sums of the logits [n, V] of ids `start` to `start` + V, and exp(logits - their maximum)."""
+    largest, argmax = logits.max(dim=1)
+    weight = torch.exp(logits - largest[:, None])
+    column = ids - start
+    gathered = logits.gather(1, column.clamp(0, logits.shape[1] - 1))
+    of_ids = torch.where((column >= 0) & (column < logits.shape[1]), gathered, torch.nan)
+    return BlockSums(largest, argmax + start, weight.sum(1, dtype=torch.float64), of_ids), weight
 
 
-def softmax_of(model: StoredModel, normed: torch.Tensor, ids: torch.Tensor, mtp: int | None = None) -> Softmax:
+def softmax_of(
+    model: StoredModel, normed: torch.Tensor, ids: torch.Tensor, workers: Workers | None, mtp: int | None = None
+) -> Softmax:
     """The softmax of one model's tokens.
 
     Args:
         normed: fp32 [T, hidden], output of the final norm. ids: int64 [T, K]. mtp: use the head of this MTP layer.
     """
     softmax = Softmax(ids)
-    for start, head in model.head(mtp):
-        for rows in _row_blocks(len(normed)):
-            softmax.add(rows, start, normed[rows] @ head.T)
+
+    def block_sums(rows: tuple[int, int]) -> BlockSums:
+        head = model.head(*rows, mtp)
+        pieces = zip(normed.split(ROWS), ids.split(ROWS), strict=True)
+        return _joined([_block_sums(x @ head.T, of_ids, rows[0])[0] for x, of_ids in pieces])
+
+    for block in in_order(workers, block_sums, model.head_blocks()):
+        softmax.add(block)
     return softmax
 
 
+def _joined(pieces: list[BlockSums]) -> BlockSums:
+    return BlockSums(*(torch.cat(values) for values in zip(*pieces, strict=True)))
+
+
 def divergence(
-    models: tuple[StoredModel, StoredModel], normed: tuple[torch.Tensor, torch.Tensor], ids: torch.Tensor
+    models: tuple[StoredModel, StoredModel],
+    normed: tuple[torch.Tensor, torch.Tensor],
+    ids: torch.Tensor,
+    workers: Workers,
 ) -> tuple[torch.Tensor, Softmax, Softmax]:
     """KL(first || second) in nats, fp64 [T], and both softmaxes; arguments as for `softmax_of`."""
     first, second = Softmax(ids), Softmax(ids)
     cross = torch.zeros(len(ids), dtype=torch.float64)
-    for (start, head_a), (_, head_b) in zip(models[0].head(), models[1].head(), strict=True):
-        for rows in _row_blocks(len(ids)):
-            a, b = normed[0][rows] @ head_a.T, normed[1][rows] @ head_b.T
-            weight, factor = first.add(rows, start, a)
-            second.add(rows, start, b)
-            cross[rows] = cross[rows] * factor + (weight * (a - b)).sum(1, dtype=torch.float64)
+
+    def block_sums(rows: tuple[int, int]) -> tuple[BlockSums, BlockSums, torch.Tensor]:
+        heads = [model.head(*rows) for model in models]
+        sums, others, crosses = [], [], []
+        for x, y, of_ids in zip(normed[0].split(ROWS), normed[1].split(ROWS), ids.split(ROWS), strict=True):
+            a, b = x @ heads[0].T, y @ heads[1].T
+            newer, weight = _block_sums(a, of_ids, rows[0])
+            sums.append(newer)
+            others.append(_block_sums(b, of_ids, rows[0])[0])
+            crosses.append((weight * (a - b)).sum(1, dtype=torch.float64))
+        return _joined(sums), _joined(others), torch.cat(crosses)
+
+    for block, other, added in workers.map(block_sums, models[0].head_blocks()):
+        older, newer = first.add(block)
+        second.add(other)
+        cross = cross * older + added * newer
     kl = cross / first.sum - first.log_sum + second.log_sum
     return torch.where(kl < 0, 0.0, kl), first, second  # below zero is rounding; NaN stays

@@ -1,5 +1,5 @@
 """A checkpoint on disk as a model that runs, with one piece of a layer in memory at a time: attention, then the dense
-MLP or the shared expert, then one routed expert after the other.
+MLP or the shared expert, then a block of rows of a routed expert for each thread.
 
 The arithmetic is that of the served model (same ops, per-token int8 activations, int32 sums), in fp32 between the
 linears; indexer caches are INT8 where the description says so (C8). In memory stay the residual stream and, inside a
@@ -9,9 +9,9 @@ length^2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -19,63 +19,43 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.output import served_config
+from glm5_ascend.checkpoint.read_ahead import ReadAhead
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
+from glm5_ascend.checkpoint.workers import Workers, in_order
+from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer, Tensors
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config_file import load_config, read_config
-from glm5_kernels import ops
+from glm5_ascend.model.spec import Linear
 
-#: Rows of the embedding or the head that are in memory at a time.
-VOCABULARY_BLOCK = 4096
-
-
-class Tensors(Protocol):
-    """Reads tensors by full name."""
-
-    def read(self, name: str) -> torch.Tensor: ...
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor: ...
+#: Rows of the head that are in memory at a time, in each thread.
+VOCABULARY_BLOCK = 1024
+#: Tokens of a task of the dense MLP, or of the shared expert.
+MLP_TOKENS = 256
+#: Names of the linears of a layer's halves begin with these.
+ATTENTION, MLP = "self_attn.", "mlp."
 
 
-class StoredLayer:
-    """`LayerWeights` that reads a tensor at its first use and caches it for the lifetime of this object."""
+class MlpInputs(NamedTuple):
+    """What the routed experts of a layer work on.
 
-    def __init__(self, files: Tensors, description: dict[str, object], prefix: str) -> None:
-        self.files, self.description, self.prefix = files, description, prefix
-        self._floats: dict[str, torch.Tensor] = {}
-        self._quantized: dict[str, ops.LinearWeights] = {}
+    Attributes:
+        x: fp32 [T, hidden]. share, ids: [T, num_experts_per_tok], [T, 0] in a dense layer.
+        streams: fp32 [T, streams], how much of an output each residual stream gets; [T, 0] with one stream.
+    """
 
-    def vector(self, name: str) -> torch.Tensor:
-        if name not in self._floats:
-            self._floats[name] = self.files.read(self.prefix + name).float()
-        return self._floats[name]
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        module = self.prefix + name
-        scheme = str(self.description.get(f"{module}.weight", schemes.FLOAT))
-        if scheme == schemes.FLOAT:
-            return x @ self.vector(f"{name}.weight").T
-        return self.quantized_linear(module, scheme, x)
-
-    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
-        if module not in self._quantized:
-            self._quantized[module] = self._read_quantized(module, scheme)
-        return ops.int8_linear(x, self._quantized[module])
-
-    def _read_quantized(self, module: str, scheme: str) -> ops.LinearWeights:
-        def read(suffix: str) -> torch.Tensor:
-            return self.files.read(f"{module}.{suffix}")
-
-        weight = schemes.integer_weight(scheme, {"weight": read("weight")})
-        if scheme == schemes.W8A8:
-            scale = read("deq_scale")
-            inputs = [read(suffix) for suffix in ("input_scale", "input_offset", "quant_bias")]
-            return ops.LinearWeights(weight, ops.PER_TENSOR, scale, *inputs)
-        return ops.LinearWeights(weight, ops.PER_TOKEN, read("weight_scale").flatten())
+    x: torch.Tensor
+    share: torch.Tensor
+    ids: torch.Tensor
+    streams: torch.Tensor
 
 
 class StoredModel:
     """A float (bf16, fp16, fp32, block FP8) or quantized checkpoint directory.
+
+    Attributes:
+        files: gives tensors by name; those of a float checkpoint as fp32. stored: all tensors as they are stored.
 
     Raises:
         ConfigError, CheckpointError: what is missing or does not fit.
@@ -88,12 +68,31 @@ class StoredModel:
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
         require_sound_config(directory, served_config(read_config(directory)))
-        self.quantized = CheckpointDir(directory, self.config.spec.spelled) if self.description else None
-        self.files: Tensors = self.quantized or SourceCheckpoint(directory)
+        self.files: Tensors
+        if self.description:
+            self.files = self.stored = CheckpointDir(directory, self.config.spec.spelled)
+        else:
+            source = SourceCheckpoint(directory)
+            self.files, self.stored = source, source.files
 
     def weights(self, layer: int) -> StoredLayer:
-        """A new object with a layer's weights; it reads them at their first use, and frees them when it is dropped."""
+        """A new object with a layer's weights, which it reads when they are used, and frees when it is dropped."""
         return StoredLayer(self.files, self.description, self.config.spec.layer_prefix(layer))
+
+    def linears(self, layer: int, start: str | tuple[str, ...]) -> list[str]:
+        """Names of a layer's linears that begin so, without routed experts; relative to the layer."""
+        backbone = self.config.backbone(layer)
+        return [part.name for part in backbone if isinstance(part, Linear) and part.name.startswith(start)]
+
+    def read_ahead(self, layer: int) -> None:
+        """Ask the system to read the linears of a layer, but for its routed experts, into its cache meanwhile."""
+        for name in self.linears(layer, (ATTENTION, MLP)):
+            self.files.read_ahead(f"{self.config.spec.layer_prefix(layer)}{name}.weight")
+
+    def expert_names(self, layer: int, expert: int) -> list[str]:
+        """Full names of the weights of a routed expert."""
+        prefix = self.config.spec.layer_prefix(layer)
+        return [prefix + linear.tensor_name for linear in self.config.spec.expert_linears(expert)]
 
     def int8_keys(self, layer: int) -> bool:
         """Tells whether C8 makes the indexer's cache of this layer INT8."""
@@ -102,43 +101,37 @@ class StoredModel:
 
     def embed(self, ids: torch.Tensor, mtp: int | None = None) -> torch.Tensor:
         """Embeddings fp32 [T, hidden] of ids int64 [T], by the main table or that of an MTP layer."""
-        out, name = torch.empty(len(ids), self.config.hidden_size), self._table("embed_tokens", mtp)
-        for start, stop in self._blocks():
-            in_block = (ids >= start) & (ids < stop)
-            if in_block.any():
-                rows = self.files.read_rows(name, start, stop).float()
-                out[in_block] = rows[ids[in_block] - start]
-        return out
+        unique, inverse = ids.unique(return_inverse=True)
+        name = self._table("embed_tokens", mtp)
+        return torch.cat([self.files.read_rows(name, row, row + 1).float() for row in unique.tolist()])[inverse]
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """Input of the head, fp32 [T, hidden], from the residual stream or streams [T, stream_width]."""
         gain = self.files.read(f"{self.config.spec.final_norm}.weight").float()
         return layers.rms_norm(streams.merged(self.config, hidden), gain, self.config.rms_norm_eps)
 
-    def to_mtp_basis(self, normed: torch.Tensor) -> torch.Tensor:
-        """The main model's normalised output [T, hidden] in the MTP layer's basis: times `rot` in a rotated model."""
+    def mtp_rotation(self) -> torch.Tensor | None:
+        """fp32 [hidden, hidden], what the main model's output is multiplied by for the MTP layer; None: by nothing."""
         rotated = self.description.get("is_rot_used") is True
-        return normed @ self.files.read(ROT_NAME).float().T if rotated else normed
+        return self.files.read(ROT_NAME).float().T if rotated else None
 
-    def head(self, mtp: int | None = None) -> Iterator[tuple[int, torch.Tensor]]:
-        """Blocks of the head of the main model or an MTP layer: (first id, fp32 [<= VOCABULARY_BLOCK, hidden])."""
-        name = self._table("shared_head.head", mtp)
-        for start, stop in self._blocks():
-            yield start, self.files.read_rows(name, start, stop).float()
+    def head_blocks(self) -> list[tuple[int, int]]:
+        """(start, stop) of the blocks of rows of the head."""
+        size = self.config.vocab_size
+        return [(start, min(start + VOCABULARY_BLOCK, size)) for start in range(0, size, VOCABULARY_BLOCK)]
+
+    def head(self, start: int, stop: int, mtp: int | None = None) -> torch.Tensor:
+        """Rows `start` to `stop` of the head of the main model or an MTP layer, fp32 [rows, hidden]."""
+        return self.files.read_rows(self._table("shared_head.head", mtp), start, stop).float()
 
     def _table(self, copy: str, mtp: int | None) -> str:
         """Name of an MTP layer's table, or of the main model's: a quantized MTP layer may have no copy of its own."""
         spec = self.config.spec
         if mtp is not None:
             name = f"{spec.layer_prefix(mtp)}{copy}.weight"
-            if self.quantized is None or name in self.quantized:
+            if not self.description or name in self.stored:
                 return name
         return f"{spec.mtp_copies[copy]}.weight"
-
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        size = self.config.vocab_size
-        for start in range(0, size, VOCABULARY_BLOCK):
-            yield start, min(start + VOCABULARY_BLOCK, size)
 
     @torch.no_grad()
     def logits(self, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -147,7 +140,7 @@ class StoredModel:
         for layer in range(self.config.num_hidden_layers):
             walk.step(layer)
         normed = self.final_norm(walk.hidden)
-        logits = torch.cat([normed @ rows.T for _, rows in self.head()], dim=-1)
+        logits = torch.cat([normed @ self.head(*rows).T for rows in self.head_blocks()], dim=-1)
         return list(logits.split([len(sequence) for sequence in sequences]))
 
 
@@ -176,26 +169,73 @@ class Walk:
         embedded = streams.spread(model.config, model.embed(torch.cat(sequences)))
         return cls(model, [len(sequence) for sequence in sequences], embedded)
 
-    def step(self, layer: int) -> None:
-        """Run one layer on all sequences."""
-        config = self.model.config
-        weights, int8_keys = self.model.weights(layer), self.model.int8_keys(layer)
-        for number, span in enumerate(self.spans):
+    def step(
+        self, layer: int, workers: Workers | None = None, advance: Callable[[float], object] = lambda share: None
+    ) -> None:
+        """Run one layer on all sequences; any number of workers gives the same bits.
+
+        Args:
+            advance: called with the share of the layer's routed experts that are done.
+        """
+        config, model = self.model.config, self.model
+        moe, count = config.is_moe(layer), config.n_routed_experts
+        # The first experts are read during attention.
+        ahead = ReadAhead(model.files, range(count) if moe else (), lambda expert: model.expert_names(layer, expert))
+        self._attention(layer, workers)
+        inputs = self._mlp(layer, workers)
+        self.experts = inputs.ids if moe else None
+        used = set(inputs.ids.unique().tolist())
+
+        def run(expert: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+            token, slot = torch.where(inputs.ids == expert)
+            weights = model.weights(layer)
+            output = layers.mlp(config, weights, config.spec.expert_prefix(expert), inputs.x[token])
+            output = output * inputs.share[token, slot, None]
+            return expert, token, output if not inputs.streams.numel() else streams.share(inputs.streams[token], output)
+
+        experts = (expert for expert in ahead if expert in used)
+        for expert, token, output in in_order(workers, run, experts):
+            self.hidden.index_add_(0, token, output)
+            advance((expert + 0.5) / count)
+
+    def _attention(self, layer: int, workers: Workers | None) -> None:
+        config, int8_keys = self.model.config, self.model.int8_keys(layer)
+        weights = self.model.weights(layer)
+        weights.load(self.model.linears(layer, ATTENTION), workers)
+
+        def attend(number: int) -> None:
+            span = self.spans[number]
             self.hidden[span], self.selections[number] = layers.attention_block(
                 config, layer, weights, self.hidden[span], self.selections[number], int8_keys
             )
+
+        if workers is None or len(self.spans) > 1:
+            list(in_order(workers, attend, range(len(self.spans))))
+        else:
+            with workers.together():
+                attend(0)
+
+    def _mlp(self, layer: int, workers: Workers | None) -> MlpInputs:
+        """Run the dense MLP or the shared expert, and the router."""
+        config, hidden = self.model.config, self.hidden
         weights = self.model.weights(layer)
-        x, mixing = layers.mlp_entry(config, layer, weights, self.hidden)
-        for span in self.spans:
-            output, among = layers.unrouted_mlp(config, layer, weights, x[span]), mixing and mixing.rows(span)
-            self.hidden[span] = streams.joined(among, self.hidden[span], output)
-        self.experts = None
-        if config.is_moe(layer):
-            share, self.experts = layers.route(config, weights, x)
-            del weights
-            for expert in self.experts.unique().tolist():
-                token, slot = torch.where(self.experts == expert)
-                output = layers.mlp(config, self.model.weights(layer), config.spec.expert_prefix(expert), x[token])
-                output = output * share[token, slot, None]
-                added = output if mixing is None else streams.share(mixing.out[token], output)
-                self.hidden.index_add_(0, token, added)
+        weights.load(self.model.linears(layer, MLP), workers)
+        top_k = config.num_experts_per_tok if config.is_moe(layer) else 0
+        width = config.streams(layer) if config.streams(layer) > 1 else 0
+        columns = (config.hidden_size, top_k, top_k, width)
+        inputs = MlpInputs(*(torch.empty(len(hidden), size) for size in columns))
+        inputs = inputs._replace(ids=inputs.ids.long())
+
+        def run(start: int) -> None:
+            span = slice(start, start + MLP_TOKENS)
+            x, mixing = layers.mlp_entry(config, layer, weights, hidden[span])
+            inputs.x[span] = x
+            if top_k:
+                inputs.share[span], inputs.ids[span] = layers.route(config, weights, x)
+            if mixing is not None:
+                inputs.streams[span] = mixing.out
+            output = layers.unrouted_mlp(config, layer, weights, x)
+            hidden[span] = streams.joined(mixing, hidden[span], output)
+
+        list(in_order(workers, run, range(0, len(hidden), MLP_TOKENS)))
+        return inputs

@@ -1,0 +1,132 @@
+"""`eval` and `analyze` with any number of threads, what they read ahead, and what they predict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_ascend.checkpoint import read_ahead
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.fidelity import analyze
+from glm5_ascend.fidelity.evaluation import estimate, stored_layer, stored_model
+from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.fidelity.prediction import Prediction
+from tests.support.command import in_process
+from tests.support.tiny_model import write_calibration, write_tiny_model
+
+WINDOWS = list(torch.randint(7, 263, (5, 40), generator=torch.Generator().manual_seed(8)))
+
+
+def tensors(comparison: FidelityComparison) -> list[torch.Tensor]:
+    assert comparison.drafts is not None
+    shares = [share for layer in comparison.layers for share in (layer.experts, layer.indexer) if share is not None]
+    drafts = [comparison.drafts.reference, comparison.drafts.quantized]
+    return [comparison.kl, comparison.nll_reference, comparison.nll_quantized, comparison.same_top1, *shares, *drafts]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_eval_gives_the_same_bits(
+    threads: int, tiny_source: Path, tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_model, "VOCABULARY_BLOCK", 50)  # several blocks of everything
+    monkeypatch.setattr(stored_model, "MLP_TOKENS", 33)
+    monkeypatch.setattr(stored_layer, "BLOCK_WEIGHTS", 2**11)
+    one, many = (
+        tensors(compare(tiny_w4a8, tiny_source, WINDOWS, threads=count, drafts=True)) for count in (1, threads)
+    )
+    assert all(map(torch.equal, one, many))
+    assert float(one[0].mean()) > 0
+
+
+def test_analyze_gives_the_same_bits(tiny_source: Path, tmp_path: Path) -> None:
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    one, many = (
+        analyze(tiny_source, calib=calib, samples=5, seq_len=64, threads=threads).to_dict() for threads in (1, 3)
+    )
+    assert one == many
+
+
+def test_blocks_change_nothing(tiny_source: Path, tiny_w4a8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a weight, of the head and of the tokens may be cut anywhere."""
+    whole = compare(tiny_w4a8, tiny_source, WINDOWS)
+    monkeypatch.setattr(stored_model, "VOCABULARY_BLOCK", 7)
+    monkeypatch.setattr(stored_model, "MLP_TOKENS", 9)
+    monkeypatch.setattr(stored_layer, "BLOCK_WEIGHTS", 2**9)
+    cut = compare(tiny_w4a8, tiny_source, WINDOWS)
+    torch.testing.assert_close(cut.kl, whole.kl, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(cut.nll_reference, whole.nll_reference, rtol=1e-5, atol=1e-5)
+    assert torch.equal(cut.right_reference, whole.right_reference)
+
+
+class Files:
+    """Records what it is asked for; tensor N has N bytes."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def read_ahead(self, name: str) -> int:
+        self.asked.append(int(name))
+        return int(name)
+
+
+def test_reading_stays_a_bounded_way_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "AHEAD", 100)
+    files, sizes, taken = Files(), [10, 60, 50, 5, 5, 200, 1, 1], 0
+    reading = read_ahead.ReadAhead(files, sizes, lambda size: [str(size)])
+    assert files.asked == [10, 60, 50]  # before anything was taken
+    for size in reading:
+        taken += size
+        assert sum(files.asked) - taken < 100 + max(sizes)
+        assert len(files.asked) == len(sizes) or sum(files.asked) - taken >= 100
+    assert files.asked == sizes
+
+
+@pytest.mark.parametrize("open_files", [SourceCheckpoint, CheckpointDir])
+def test_what_is_asked_for_is_the_tensor(open_files: Callable[[Path], CheckpointDir], tmp_path: Path) -> None:
+    """Also a tensor that is part of another; a file that is gone is said when it is read."""
+    files = open_files(write_tiny_model(tmp_path / "source"))
+    name = "model.layers.1.mlp.experts.1.up_proj.weight"
+    assert files.read_ahead(name) == 2 * files.read(name).numel()
+    for path in (tmp_path / "source").glob("*.safetensors"):
+        path.unlink()
+    assert files.read_ahead(name) > 0
+
+
+def test_a_prediction_follows_the_work(tiny_source: Path, tiny_w4a8: Path) -> None:
+    """No time is judged: more windows, and both models, only add work; memory is counted from shapes."""
+    models = [StoredModel(tiny_source), StoredModel(tiny_w4a8)]
+    few, many = (estimate.predict(models, WINDOWS[:1] * count, 1, drafts=True) for count in (1, 40_000))
+    assert few.seconds < many.seconds and few.peak_rss_bytes < many.peak_rss_bytes
+    assert few.read_bytes == sum(p.stat().st_size for m in models for p in m.directory.glob("*.safetensors")) - headers(
+        models
+    )
+    assert len(few.layers) == models[0].config.num_hidden_layers + 2  # head and drafts
+    assert len(estimate.predict(models, WINDOWS, 1, drafts=False).layers) == models[0].config.num_hidden_layers + 1
+
+
+def headers(models: list[StoredModel]) -> int:
+    return sum(shard.data_start for model in models for shard in model.stored.shards.values())
+
+
+def test_both_commands_say_it_before_the_first_layer(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    short = ["--windows", 2, "--window", 64, "--json"]
+    for words in (
+        ["eval", tiny_w4a8, "--against", tiny_source, *short],
+        ["analyze", tiny_source, "--calib", calib, "--samples", 4, "--seq-len", 64, "--json"],
+    ):
+        done = in_process(*words)
+        assert done.returncode == 0 and json.loads(done.stdout)["ok"], done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith(("predicted: ", "layer "))]
+        assert lines[0].startswith("predicted: ") and "peak memory" in lines[0] and "to read" in lines[0]
+        assert lines[1].startswith("layer 1/3") and "eta " in lines[1]
+
+
+def test_a_prediction_is_a_value() -> None:
+    assert Prediction((1.0, 2.5), 2, 10, 20).seconds == 3.5
