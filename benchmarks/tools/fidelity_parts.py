@@ -8,7 +8,8 @@ import torch
 from safetensors import safe_open
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.evaluation.stored_model import StoredLayer, StoredModel
+from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.quantize.training.fake_quant import fake_quant_activation
 
 
