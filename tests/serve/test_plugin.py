@@ -105,3 +105,10 @@ def test_in_vllm(probe: Any, float_checkpoint: Path) -> None:
     assert "kv cache dtype 'fp8'" in seen["fp8_cache"]
     assert "quant_model_description.json does not exist" in seen["no_description"]
     assert "enable_sparse_li_c8 is 'yes'" in seen["no_boolean"]
+
+
+@needs_vllm
+def test_without_a_choice_no_scores_are_computed(probe: Any) -> None:
+    """Two requests, a part of one and all of the other; caches in the model's dtype and in int8."""
+    pytest.importorskip("vllm")
+    assert probe("positions") == [True] * 4

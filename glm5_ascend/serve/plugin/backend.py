@@ -38,6 +38,11 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     def paged(self) -> PagedBatch:
         return PagedBatch(self.query_start_loc, self.seq_lens, self.block_table)
 
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return int(self.seq_lens.max())
+
     def angles(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; computed once per step."""
         key = table.data_ptr(), positions.numpy().tobytes()

@@ -43,8 +43,9 @@ def choose_positions(
         positions: int64 [T]. rotary_emb: the indexer's own (its pairing may differ from the attention's).
     """
     dim, slots, cache = indexer.head_dim, metadata.slot_mapping, indexer.k_cache.kv_cache
-    q = indexer.wq_b(q_c)[0].view(-1, indexer.n_head, dim)  # [T, H, D]
     k, weights = indexer.wk_weights_proj(hidden_states)[0].split([dim, indexer.n_head], dim=-1)
+    takes_all = metadata.longest <= indexer.topk_tokens  # no scores, so no queries: a tenth of the attention's weights
+    q = k.new_empty(len(k), 0, dim) if takes_all else indexer.wq_b(q_c)[0].view(-1, indexer.n_head, dim)  # [T, H, D]
     scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
     norm, angles = indexer.k_norm, metadata.angles(rotary_emb.cos_sin_cache, positions)
     is_int8, rows = cache.dtype == torch.int8, cache
@@ -54,8 +55,12 @@ def choose_positions(
     q = ops.indexer_preprocess(
         q, k, norm.weight.data, norm.bias.data, norm.eps, *angles, not rotary_emb.is_neox_style, slots, rows
     )
+    if is_int8:
+        caches.write_keys(cache, metadata.slot_mapping, rows[0])
+    if takes_all:
+        columns = torch.arange(indexer.topk_tokens)
+        return torch.where(columns <= positions[:, None], columns, -1).int()
     if not is_int8:
         return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)
-    caches.write_keys(cache, metadata.slot_mapping, rows[0])
     (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)
     return ops.lightning_indexer_quant(queries, keys, scaled, q_scale, k_scale, metadata.paged, indexer.topk_tokens)

@@ -46,10 +46,9 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 def run_tasks(function: Callable[[int], object], count: int) -> None:
-    """Run the Python function for 0 .. count - 1; compiled functions that it calls release the interpreter's lock.
+    """Run the Python function for 0 .. count - 1 on as many threads as `torch.get_num_threads()`, this one among them.
 
-    As many threads as `torch.get_num_threads()`, this one among them; task i runs on its own, so any number gives the
-    same bits.
+    Compiled functions that it calls release the interpreter's lock.
     """
     threads = min(torch.get_num_threads(), count)
     numbers = iter(range(count))  # each number is given out once: `next` holds the interpreter's lock
@@ -68,9 +67,9 @@ def run_tasks(function: Callable[[int], object], count: int) -> None:
 
 
 def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
-    """Run function(first, last, *operands) for tasks 0 .. count - 1, at least `size` tasks at a time, on all threads.
+    """Run function(first, last, *operands) for tasks 0 .. count - 1 on all threads, at least `size` at a time.
 
-    With one thread a single call takes all tasks.
+    A task runs on its own, so any number of threads gives the same bits; with one, a single call takes all tasks.
     """
     size = max(1, size)
     threads = min(torch.get_num_threads(), -(-count // size))
@@ -123,10 +122,8 @@ class Team:
             self._lock.release()
 
     def _work(self, number: int) -> None:
-        cpus = os.environ.get("GOMP_CPU_AFFINITY", "").split()
-        if (
-            number < len(cpus) and cpus[number].isdecimal()
-        ):  # OpenMP bound the first thread, and so this one, to one CPU
+        cpus = os.environ.get("GOMP_CPU_AFFINITY", "").split()  # OpenMP binds the caller, whose mask is inherited
+        if number < len(cpus) and cpus[number].isdecimal():
             os.sched_setaffinity(0, [int(cpus[number])])
         event = self.awake[number - 1]
         while True:

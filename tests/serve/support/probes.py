@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 CALL = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>"
@@ -84,6 +85,36 @@ def plugin(model: str) -> dict[str, Any]:
         "no_description": refused(quantization="ascend"),
         "no_boolean": refused(additional_config={"enable_sparse_li_c8": "yes"}),
     }
+
+
+def positions() -> list[bool]:
+    """Requests no longer than index_topk: the positions and cached keys are those that the op chooses and leaves."""
+    import torch
+
+    from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
+    from glm5_ascend.serve.plugin.indexer import choose_positions
+
+    wq, wk, norm = torch.randn(32, 4 * 64), torch.randn(48, 64 + 4), torch.nn.LayerNorm(64)
+    hidden, q_c, table = torch.randn(14, 48), torch.randn(14, 32), torch.randn(16, 32)
+    starts, lengths = (torch.tensor(values, dtype=torch.int32) for values in ([0, 2, 14], [5, 12]))
+    where = torch.tensor([3, 4, *range(12)]), torch.tensor([3, 4, *range(16, 28)])
+    equal = []
+    for cache in (torch.zeros(4, 8, 64), torch.zeros(4, 8, 66, dtype=torch.int8)):
+        for topk in (12, 20):
+            results = []
+            for longest in (12, 10**9):
+                rows = cache.clone()
+                indexer: Any = SimpleNamespace(
+                    head_dim=64, n_head=4, topk_tokens=topk, k_norm=norm, k_cache=SimpleNamespace(kv_cache=rows),
+                    wq_b=lambda x: (x @ wq,), wk_weights_proj=lambda x: (x @ wk,),
+                )  # fmt: skip
+                metadata = SparseMLAMetadata(14, starts, lengths, torch.tensor([[0, 1], [2, 3]]).int(), where[1])
+                assert metadata.longest == 12
+                metadata.longest = longest
+                rotary = SimpleNamespace(cos_sin_cache=table, is_neox_style=False)
+                results.append((choose_positions(indexer, hidden, q_c, where[0], rotary, metadata), rows))
+            equal.append(all(torch.equal(a, b) for a, b in zip(*results, strict=True)))
+    return equal
 
 
 def sampling(whose: str) -> dict[str, Any]:
