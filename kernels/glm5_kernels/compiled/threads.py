@@ -71,14 +71,14 @@ def run_ranges(function: Callable[..., object], count: int, size: int, *operands
 
     A task runs on its own, so any number of threads gives the same bits; with one, a single call takes all tasks.
     """
-    size = max(1, size)
-    threads = min(torch.get_num_threads(), -(-count // size))
-    if threads <= 1:
+    size, threads = max(1, size), torch.get_num_threads()
+    parts = -(-count // size)
+    if threads == 1:
         function(0, count, *operands)
-    elif isinstance(function, Dispatcher):
-        team(os.getpid()).run(function, threads, count, size, *operands)
+    elif isinstance(function, Dispatcher):  # also few tasks, so that a warm-up compiles what other sizes need
+        team(os.getpid()).run(function, min(threads, parts), count, size, *operands)
     else:
-        run_tasks(lambda index: function(index * size, min((index + 1) * size, count), *operands), -(-count // size))
+        run_tasks(lambda index: function(index * size, min((index + 1) * size, count), *operands), parts)
 
 
 @cache
