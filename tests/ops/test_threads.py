@@ -43,7 +43,7 @@ def done_once(count: int, size: int, bad: int = -1) -> bool:
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
 def test_every_task_runs_once(number: int) -> None:
     """More threads than cores, and than tasks; the number changes from op to op."""
-    for count in (1, 2, 7, 1000):
+    for count in (0, 1, 2, 7, 1000):
         for size in (0, 1, 64):
             for threads_now in (number, 2):
                 torch.set_num_threads(threads_now)

@@ -76,7 +76,7 @@ def run_ranges(function: Callable[..., object], count: int, size: int, *operands
     if threads == 1:
         function(0, count, *operands)
     elif isinstance(function, Dispatcher):  # also few tasks, so that a warm-up compiles what other sizes need
-        team(os.getpid()).run(function, min(threads, parts), count, size, *operands)
+        team(os.getpid()).run(function, max(1, min(threads, parts)), count, size, *operands)
     else:
         run_tasks(lambda index: function(index * size, min((index + 1) * size, count), *operands), parts)
 
