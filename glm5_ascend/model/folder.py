@@ -28,6 +28,8 @@ _METHODS = {
     "nvfp4": "NVFP4", "quanto": "Quanto", "quark": "AMD Quark", "quip": "QuIP", "rtn": "RTN", "spqr": "SpQR",
     "torchao": "torchao", "vptq": "VPTQ", "w4afp8": "W4AFP8", "w8a8_int8": "W8A8 INT8 (SGLang)",
 }  # fmt: skip
+#: Keys of bitsandbytes; its first versions wrote no `quant_method`.
+_BITSANDBYTES = {"load_in_4bit", "load_in_8bit"}
 #: FP8 weights with one scale for each block, row or tensor: read here.
 _FP8 = ("fp8", "fbgemm_fp8", "modelopt_fp8", "deepseek_fp8")
 #: Files of a folder without config.json -> what it is, and what to do.
@@ -143,7 +145,8 @@ def quantization_name(value: Mapping[str, Any], mlx: bool = False) -> str | None
     Args:
         mlx: config.json has MLX's own key `quantization` as well.
     """
-    method = value.get("quant_method", "fp8" if "bits" not in value else "mlx" if mlx else None)
+    default = "bitsandbytes" if _BITSANDBYTES & value.keys() else "fp8" if "bits" not in value else "mlx" if mlx else None
+    method = value.get("quant_method", default)
     if is_fp8(value):
         return None
     if method == "mlx":
@@ -164,9 +167,8 @@ _ALGORITHMS = {
 
 def _weight_type(value: Mapping[str, Any]) -> str | None:
     """Type of the weights in AMD Quark's `global_quant_config`: MXFP4 is fp4 in groups of 32."""
-    weight: Any = value.get("global_quant_config")
-    for key in ("weight",):
-        weight = weight.get(key) if isinstance(weight, dict) else None
+    every: Any = value.get("global_quant_config")
+    weight = every.get("weight") if isinstance(every, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
     if not isinstance(dtype, str):
@@ -184,7 +186,7 @@ def is_fp8(value: Mapping[str, Any]) -> bool:
 
     The one way of llm-compressor: every group has `num_bits` 8 and `type` float. ModelOpt's algorithms begin with FP8.
     """
-    method = value.get("quant_method", None if "bits" in value else "fp8")
+    method = value.get("quant_method", None if {"bits", *_BITSANDBYTES} & value.keys() else "fp8")
     if method == "compressed-tensors":
         groups = value.get("config_groups")
         weights = (

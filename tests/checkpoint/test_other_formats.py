@@ -34,6 +34,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": INT4}, "NVFP4 by comp"),
     ({"quant_method": "exl3", "bits": 3.0}, "EXL3 (ExLlamaV3), 3.0 bits"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    ({"load_in_8bit": True}, "bitsandbytes"),
     ({"quant_method": "w4afp8"}, "W4AFP8"),
     ({"quant_method": "brand-new"}, "'brand-new'"),
     ({"bits": 4, "group_size": 64}, "a format without quant_method, 4 bits"),
