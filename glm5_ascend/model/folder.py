@@ -145,7 +145,9 @@ def quantization_name(value: Mapping[str, Any], mlx: bool = False) -> str | None
     Args:
         mlx: config.json has MLX's own key `quantization` as well.
     """
-    default = "bitsandbytes" if _BITSANDBYTES & value.keys() else "fp8" if "bits" not in value else "mlx" if mlx else None
+    default = (
+        "bitsandbytes" if _BITSANDBYTES & value.keys() else "fp8" if "bits" not in value else "mlx" if mlx else None
+    )
     method = value.get("quant_method", default)
     if is_fp8(value):
         return None
