@@ -170,7 +170,7 @@ _ALGORITHMS = {
 def _weight_type(value: Mapping[str, Any]) -> str | None:
     """Type of the weights in AMD Quark's `global_quant_config`: MXFP4 is fp4 in groups of 32."""
     every: Any = value.get("global_quant_config")
-    weight = every.get("weight") if isinstance(every, dict) else None
+    weight: Any = every.get("weight") if isinstance(every, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
     if not isinstance(dtype, str):
