@@ -2,8 +2,9 @@
 
     python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
 
-Models: the demo model; the same with planted activation outliers (same function, harder to quantize); with --second,
-one trained with another seed on other data (`python -m benchmarks.training DIR --seed 7 --text-share 0.6`).
+Models: the demo model; the same with planted activation outliers (same function, harder to quantize); the small trained
+GLM-5.3-Flash; with --second, one trained with another seed on other data
+(`python -m benchmarks.training DIR --seed 7 --text-share 0.6`).
 With --peer, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
 W4A8 and W8A8 from the same sources and calibration texts, and KL is also given as a ratio to its KL, window by window.
 
@@ -34,18 +35,25 @@ from tools.fidelity_checkpoints import (
     float_weights,
     make_demo,
     peer_program,
+    plain_flash,
     quantized,
     quantized_by_peer,
     without,
 )  # fmt: skip
 from tools.fidelity_parts import ActivationsOnly, WeightsOnly
+from training.held_out import held_out_questions, render_question, score
+from training.loading import load_tokenizer
+from training.tokenizer import STOP_TOKENS
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 
 WINDOW = 512
+#: Tokens of an answer, at most.
+ANSWER = 96
 #: Recipe -> msModelSlim's with the same bits.
 RECIPES = {
     "w4a8-best": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
@@ -58,7 +66,9 @@ PEER = "w4a8", "w8a8"
 ROTATIONS = 3
 PARTS = "w4a8-best", "w8a8-best"
 #: What --models takes, and its title.
-MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second model"}
+MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second model", "flash": "GLM-5.3-Flash"}
+#: Recipe of GLM-5.3-Flash -> whether it is calibrated.
+FLASH_RECIPES = {"flash-w4a8": False, "flash-w4a8-best": True, "flash-w8a8": False}
 
 
 @dataclass
@@ -149,6 +159,51 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
     return list(rows.values())
 
 
+def greedy_answers(directory: Path, count: int) -> dict[str, Any] | None:
+    """Right answers to held-out questions by the arithmetic of `eval`: no server runs GLM-5.3-Flash on a CPU."""
+    if count == 0:
+        return None
+    model, tokenizer, questions = StoredModel(directory), load_tokenizer(directory), held_out_questions(n=count)
+    prompts = [
+        tokenizer(render_question(tokenizer, question), add_special_tokens=False)["input_ids"] for question in questions
+    ]
+    ids = [torch.tensor(prompt) for prompt in prompts]
+    stops = set(tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
+    unfinished = list(range(count))
+    for _ in range(ANSWER):
+        for number, logits in zip(unfinished, model.logits([ids[number] for number in unfinished]), strict=True):
+            ids[number] = torch.cat([ids[number], logits[-1].argmax(keepdim=True)])
+        unfinished = [number for number in unfinished if int(ids[number][-1]) not in stops]
+        if not unfinished:
+            break
+    texts = [
+        tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=False)
+        for tokens, prompt in zip(ids, prompts, strict=True)
+    ]
+    return score(questions, texts)
+
+
+def flash_table(source: Path, work: Path, options: argparse.Namespace) -> list[Row]:
+    """GLM-5.3-Flash's recipes; ratios are to plain rounding."""
+    work.mkdir(exist_ok=True)
+    windows = read_windows(None, source, WINDOW, options.windows)
+    texts = [calibration(options.work, seed) for seed in range(options.seeds)]
+    control = quantized(source, work / "rtn", str(plain_flash(options.work)), [])
+    rows = [Row("plain rounding", [compare(control, source, windows)] * len(texts))]
+    rows[0].answers = greedy_answers(control, options.questions)
+    if answered := greedy_answers(source, options.questions):
+        print(f"bf16 answers {answered['right']} of {options.questions} questions")
+    for recipe, calibrated in FLASH_RECIPES.items():
+        paths = [
+            quantized(source, work / f"{recipe}-{i}", recipe, text)
+            for i, text in enumerate(texts if calibrated else [[]])
+        ]
+        rows.append(Row(recipe, [compare(path, source, windows) for path in paths]))
+        rows[-1].compare_with(rows[0])
+        rows[-1].answers = greedy_answers(paths[0], options.questions)
+    return rows
+
+
 def show(title: str, rows: list[Row]) -> None:
     first = rows[0].comparisons[0]
     print(f"\n{title} ({first.kl.numel()} positions; bf16: NLL {first.nll_reference.mean():.4f})")
@@ -184,6 +239,9 @@ def checks(tables: dict[str, list[Row]], peer: bool) -> dict[str, bool]:
     if hard := by_name.get(MODELS["outliers"]):
         gain = hard["rtn-w4a8"].kl[0] / hard["w4a8"].kl[0]
         results[f"KL of plain rounding >= 3x ours on outliers (is {gain:.1f}x)"] = gain >= 3
+    if flash := by_name.pop(MODELS["flash"], None):
+        best = flash["flash-w4a8-best"].ratio_interval or (1.0, 1.0)
+        results["GLM-5.3-Flash: flash-w4a8-best has less KL than plain rounding"] = best[1] < 1
     for title, rows in by_name.items() if peer else ():
         best, eight = rows["w4a8-best"], rows["w8a8-best"]
         assert best.ratio is not None and eight.ratio is not None
@@ -214,6 +272,11 @@ def main() -> int:
     names = [name for name in options.models or MODELS if name != "second" or options.second]
     tables: dict[str, list[Row]] = {}
     for name in names:
+        if name == "flash":
+            source = make_demo(options.work / "flash", model="glm-5.3-flash")
+            tables[MODELS[name]] = flash_table(source, options.work / "of-flash", options)
+            show(MODELS[name], tables[MODELS[name]])
+            continue
         if name == "second":
             source = options.second
         elif name == "demo":

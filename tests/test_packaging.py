@@ -76,8 +76,9 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file():
                 assert f"glm5_ascend/data/{path.relative_to(ROOT).as_posix()}" in names
-    for path in (ROOT / "glm5_ascend" / "demo_model" / "data").iterdir():
-        assert f"glm5_ascend/demo_model/data/{path.name}" in names
+    for folder in ("data", "flash"):
+        for path in (ROOT / "glm5_ascend" / "demo_model" / folder).iterdir():
+            assert f"glm5_ascend/demo_model/{folder}/{path.name}" in names
     assert "glm5_ascend/quantize/data/calibration.jsonl" in names
     for path in (ROOT / "glm5_ascend" / "report" / "templates").iterdir():
         assert f"glm5_ascend/report/templates/{path.name}" in names

@@ -44,10 +44,20 @@ def glm5_ascend(*arguments: str, path: Path | None = None) -> None:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:]}")
 
 
-def make_demo(out: Path, outliers: float = 1.0) -> Path:
+def make_demo(out: Path, outliers: float = 1.0, model: str = "glm-5") -> Path:
     if not out.is_dir():
-        glm5_ascend("demo-model", str(out), *(["--outliers", str(outliers)] if outliers > 1 else []))
+        glm5_ascend("demo-model", str(out), model, *(["--outliers", str(outliers)] if outliers > 1 else []))
     return out
+
+
+def plain_flash(work: Path) -> Path:
+    """The recipe flash-w4a8 with plain rounding of the experts, too."""
+    recipe, path = recipe_content(find_recipe("flash-w4a8")), work / "flash-rtn.yaml"
+    for step in recipe["spec"]["process"]:
+        for linear in step["configs"]:
+            linear["qconfig"]["weight"]["method"] = "minmax"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return path
 
 
 def calibration(work: Path, seed: int) -> list[str]:

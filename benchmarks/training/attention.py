@@ -1,8 +1,9 @@
 """Multi-head latent attention with DSA and a gradient through the indexer's scores.
 
-The formulas are those of transformers' `GlmMoeDsaAttention` and `GlmMoeDsaIndexer` and use their weights; a test
-compares both. Differences: rows may hold several packed texts, and the indexer can learn (transformers computes
-its scores under `no_grad`).
+The formulas are those of transformers' `GlmMoeDsaAttention` and `Glm5NextTextAttention` with their indexers, and use
+their weights; tests compare them. Differences: rows may hold several packed texts, and the indexer can learn
+(transformers computes its scores under `no_grad`). If a key stands for a pool of tokens, each text begins at a multiple
+of the pool's size.
 """
 
 from __future__ import annotations
@@ -57,22 +58,34 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Index:
-    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys and head weights."""
+    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys (of pools) and head weights."""
     batch, length, _ = hidden.shape
     rope = indexer.qk_rope_head_dim
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
     k = torch.cat((rotate(k[..., :rope], layout.cos, layout.sin), k[..., rope:]), dim=-1).squeeze(2)
+    if (pool := pool_of(indexer)) > 1:
+        whole = length // pool * pool
+        gate = F.linear(hidden[:, :whole], indexer.index_kpool_compress_gate).unflatten(1, (-1, pool))
+        share = (gate.float() + indexer.index_kpool_compress_ape).softmax(2)
+        k = (share * k[:, :whole].unflatten(1, (-1, pool))).sum(2)
     q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
     q = torch.cat((rotate(q[..., :rope], layout.cos, layout.sin), q[..., rope:]), dim=-1)
     return Index(q, k, indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
+
+
+def pool_of(indexer: Any) -> int:
+    """Number of tokens that one key of the indexer stands for."""
+    return int(getattr(indexer, "index_kpool", 1))
 
 
 @torch.no_grad()
 def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Tensor:
     """[B, T, T] bool: the `index_topk` best allowed tokens of every query (all of them where there are fewer).
 
-    Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them.
+    Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them. Of pools the
+    best are chosen, and the tokens behind the last complete one.
     """
+    pool = pool_of(indexer)
     selected = layout.allowed.clone()
     parts = index_parts(indexer, hidden, q_resid, layout)
     for row, positions in enumerate(layout.positions):
@@ -80,9 +93,11 @@ def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Ten
             queries, keys, weights = parts.q[row, late], parts.k[row], parts.w[row, late]
             dots = F.relu(queries @ keys.T, inplace=True)  # [queries, index heads, T]
             scores = (weights.unsqueeze(1) @ dots).squeeze(1).float()
-            allowed = layout.allowed[row, late]
-            best = scores.masked_fill(~allowed, MASKED).topk(min(indexer.index_topk, allowed.shape[-1]), dim=-1).indices
-            selected[row, late] = torch.zeros_like(allowed).scatter(-1, best, True) & allowed
+            complete = layout.allowed[row, late, pool - 1 :: pool]
+            count = min(indexer.index_topk // pool, complete.shape[-1])
+            best = scores.masked_fill(~complete, MASKED).topk(count, dim=-1).indices
+            dropped = complete & ~torch.zeros_like(complete).scatter(-1, best, True)
+            selected[row, late, : pool * dropped.shape[-1]] &= ~dropped.repeat_interleave(pool, -1)
     return selected
 
 
@@ -123,4 +138,4 @@ def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) 
     learners = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
     parts = index_parts(layer.indexer, seen[:learners], resid[:learners], layout.rows(slice(learners)))
     target = Attention(q[:learners].transpose(1, 2), k[:learners].transpose(1, 2), layer.scaling)
-    return output, indexer_loss(target, parts, allowed[:learners])
+    return output, indexer_loss(target, parts, allowed[:learners], pool_of(layer.indexer))

@@ -1,4 +1,4 @@
-"""Writes the trained weights in the hub format: bf16, one tensor per expert, the MTP layer under layer L."""
+"""Writes the trained weights in the hub format: bf16, one tensor per expert, GLM-5's MTP layer under layer L."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from torch import Tensor
 from glm5_ascend.demo_model.outliers import save_tensors
 from glm5_ascend.files.written import write_file
 
+from .loading import load_tensors
 from .tokenizer import chat_template
 from .trunk import MtpLayer
 
+PROCESSOR = {
+    "image_processor": {"image_processor_type": "Glm5NextImageProcessor", "patch_size": 14, "merge_size": 2},
+    "processor_class": "Glm5NextProcessor",
+}
 GENERAL_KEYS = (
     "_name_or_path", "output_hidden_states", "output_attentions", "output_router_logits", "return_dict",
-    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "layer_types",
-    "mlp_bias", "initializer_range",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type", "mlp_bias",
+    "initializer_range",
 )  # fmt: skip
 
 
@@ -52,10 +57,20 @@ def hub_tensors(model: Any, mtp: MtpLayer) -> dict[str, Tensor]:
     for name, weight in named.items():
         pieces = _split_experts(name, weight) if re.search(r"experts\.(gate_up|down)_proj$", name) else None
         flat.update(pieces or {name: weight})
+    return stored(flat)
+
+
+def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name, rounded to bf16 except `e_score_correction_bias` (float32)."""
     return {
         name: weight.detach().to(torch.float32 if name.endswith("correction_bias") else torch.bfloat16).clone()
-        for name, weight in sorted(flat.items())
+        for name, weight in sorted(tensors.items())
     }
+
+
+def _without_general(values: dict[str, Any]) -> dict[str, Any]:
+    inside = {key: _without_general(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in inside.items() if key not in GENERAL_KEYS}
 
 
 def write_configs(folder: Path, config: Any) -> None:
@@ -63,9 +78,14 @@ def write_configs(folder: Path, config: Any) -> None:
 
     Temperature 0 is for vLLM, which takes its defaults from that file and does not know `do_sample`.
     """
-    values = {key: value for key, value in config.to_dict().items() if key not in GENERAL_KEYS}
-    values = {**values, "architectures": ["GlmMoeDsaForCausalLM"], "dtype": "bfloat16"}
+    flash = config.model_type == "glm5_next"
+    values = _without_general(config.to_dict())
+    if not flash:
+        values.pop("layer_types", None)
+    architecture = "Glm5NextForConditionalGeneration" if flash else "GlmMoeDsaForCausalLM"
+    values = {**values, "architectures": [architecture], "dtype": "bfloat16"}
     write_file(folder / "config.json", json.dumps(values, indent=2) + "\n")
+    config = config.get_text_config()
     generation = {
         "do_sample": False,
         "eos_token_id": config.eos_token_id,
@@ -75,10 +95,16 @@ def write_configs(folder: Path, config: Any) -> None:
     write_file(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
 
 
-def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer, tokenizer: Any) -> None:
-    """Write weights, configs, tokenizer and chat template to `folder`."""
+def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer | None, tokenizer: Any) -> None:
+    """Write weights, configs, tokenizer and chat template to `folder`; without `mtp` the model is a Flash."""
     folder.mkdir(parents=True, exist_ok=True)
+    if mtp is None:
+        model.save_pretrained(folder)  # knows the hub names
+        tensors = stored(load_tensors(folder))
+        write_file(folder / "processor_config.json", json.dumps(PROCESSOR, indent=2) + "\n")
+    else:
+        tensors = hub_tensors(model, mtp)
     write_configs(folder, model.config)
     tokenizer.save_pretrained(folder)
     write_file(folder / "chat_template.jinja", chat_template())
-    save_tensors(folder, hub_tensors(model, mtp))
+    save_tensors(folder, tensors)

@@ -37,14 +37,21 @@ class Index(NamedTuple):
     w: Tensor
 
 
-def indexer_loss(attention: Attention, index: Index, allowed: Tensor) -> Tensor:
+def indexer_loss(attention: Attention, index: Index, allowed: Tensor, pool: int = 1) -> Tensor:
     """The loss, a scalar in fp32. allowed: bool [B, T, T], what each query sees; a query that sees nothing counts as 0.
 
-    Memory: [B, heads, T, T] and [B, index heads, T, T].
+    Memory: [B, heads, T, T] and [B, index heads, T, T]. pool: tokens behind one key of the indexer; the attention of
+    complete pools is imitated.
     """
     with torch.no_grad():
         logits = torch.einsum("bqhd,bkhd->bhqk", attention.q, attention.k).float() * attention.scale
         target = logits.masked_fill(~allowed[:, None], MASKED).softmax(-1).mean(1).masked_fill(~allowed, 0.0)
+        if pool > 1:
+            allowed = allowed[..., pool - 1 :: pool]
+            target = (
+                target[..., : pool * allowed.shape[-1]].unflatten(-1, (-1, pool)).sum(-1).masked_fill(~allowed, 0.0)
+            )
+            target /= target.sum(-1, keepdim=True).clamp_min(1e-9)
     dots = torch.einsum("bqhd,bkd->bqhk", index.q, index.k).relu()
     scores = torch.einsum("bqh,bqhk->bqk", index.w, dots).float()
     log_predicted = scores.masked_fill(~allowed, MASKED).log_softmax(-1)

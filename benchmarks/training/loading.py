@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glm5_ascend.demo_model.outliers import WEIGHTS_NAME
 
-from .trunk import MtpLayer, align_norm_eps
+from .trunk import MtpLayer, align_norm_eps, text_model
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
@@ -30,19 +30,21 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, attention: str = "eager") -> Any:
-    """`GlmMoeDsaForCausalLM` in float32 from the stored weights, norms at the configured epsilon."""
-    from transformers import GlmMoeDsaForCausalLM
+    """transformers' model in float32 from the stored weights, norms at the configured epsilon."""
+    from transformers import AutoConfig, Glm5NextForConditionalGeneration, GlmMoeDsaForCausalLM
 
+    kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+    loader: Any = Glm5NextForConditionalGeneration if kind == "glm5_next" else GlmMoeDsaForCausalLM
     talk = logging.getLogger("transformers.modeling_utils")
     level = talk.level
     talk.setLevel(logging.ERROR)  # it reports the MTP layer's tensors, which it never loads, as unexpected
     try:
-        model = GlmMoeDsaForCausalLM.from_pretrained(
+        model = loader.from_pretrained(
             folder, trust_remote_code=False, dtype=torch.float32, attn_implementation=attention
         )
     finally:
         talk.setLevel(level)
-    align_norm_eps(model, model.config.rms_norm_eps)
+    align_norm_eps(text_model(model), model.config.get_text_config().rms_norm_eps)
     return model.eval()
 
 

@@ -67,7 +67,7 @@ def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -
     others: list[Tensor] = []
     routers: list[Tensor] = []
     for name, weight in named:
-        outside = any(part in name for part in ("embed_tokens", "lm_head", "weights_proj"))
+        outside = any(part in name for part in ("embed_tokens", "lm_head", "weights_proj", "conv1d", "_hc."))
         if "mlp.gate." in name:
             routers.append(weight)
         else:

@@ -26,10 +26,20 @@ class Batch:
 
 
 class RowSource:
-    """An endless stream of batches, the same for the same seed."""
+    """An endless stream of batches, the same for the same seed; texts begin at multiples of `multiple` tokens."""
 
-    def __init__(self, tokenizer: Any, texts: list[str], rows: int, length: int, text_share: float, seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        texts: list[str],
+        rows: int,
+        length: int,
+        text_share: float,
+        seed: int,
+        multiple: int = 1,
+    ) -> None:
         self.tokenizer, self.rows, self.length, self.text_share = tokenizer, rows, length, text_share
+        self.multiple = multiple
         self.rng = random.Random(seed)
         self.texts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         self.roles = {
@@ -40,6 +50,9 @@ class RowSource:
         self.pad = tokenizer.pad_token_id
         self.batches = 0
         self.waiting: list[tuple[list[int], list[float]]] = []
+
+    def _up(self, position: int) -> int:
+        return -(-position // self.multiple) * self.multiple
 
     def _text(self) -> tuple[list[int], list[float]]:
         """A window of a document, in front of it [gMASK]<sop> as in a chat."""
@@ -67,7 +80,7 @@ class RowSource:
         for piece in sorted(self.waiting[:-4], key=lambda piece: -len(piece[0])) + self.waiting[-4:]:
             if len(piece[0]) <= free:
                 row.append(piece)
-                free -= len(piece[0])
+                free -= self._up(len(piece[0]))
         self.waiting = [piece for piece in self.waiting if all(piece is not used for used in row)]
         return row
 
@@ -87,5 +100,5 @@ class RowSource:
                 segments[index, at:end] = number
                 positions[index, at:end] = torch.arange(len(ids))
                 weights[index, at + 1 : end] = torch.tensor(share[1:])
-                at = end
+                at = self._up(end)
         return Batch(tokens, segments, positions, weights)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from . import optim
 from .attention import Mode, Packed, packed
+from .flash import no_rotation
 from .rows import Batch, RowSource
-from .trunk import MtpLayer, trunk_forward
+from .trunk import MtpLayer, text_model, trunk_forward
 
 BALANCE_RATE = 5e-3
 LOG_EVERY = 10
@@ -29,7 +30,7 @@ class Run:
     """A model in training."""
 
     model: Any
-    mtp: MtpLayer
+    mtp: MtpLayer | None
     source: RowSource
     log: Path
     bf16: bool = True
@@ -60,7 +61,9 @@ def main_loss(run: Run, batch: Batch, hidden: Tensor) -> Tensor:
 
 
 def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
-    """Loss of the MTP layer on token i + 2, and the divergence of its indexer."""
+    """Loss of the MTP layer on token i + 2 (0 without one), and the divergence of its indexer."""
+    if run.mtp is None:
+        return hidden.new_zeros(()), None
     following = run.model.model.embed_tokens(batch.tokens.roll(-1, 1))
     states, divergence = run.mtp(hidden, following, layout, mode, learn=True)
     logits = run.model.lm_head(states[:, :-2].flatten(0, 1))
@@ -72,7 +75,7 @@ def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode)
 def balance(run: Run) -> float:
     """Nudge every router's bias towards equal loads; returns the largest load relative to the mean."""
     worst = 0.0
-    for block in [*run.model.model.layers, run.mtp.block]:
+    for block in [*text_model(run.model).layers, *([run.mtp.block] if run.mtp else [])]:
         load = getattr(block.mlp, "load", None)
         if load is not None:
             share = load.float() / load.float().mean()
@@ -126,7 +129,7 @@ def train_stage(
         rates: `first`, `last` and `flat` of `rate_at`.
     """
     started = time.monotonic()
-    rotary = run.model.model.rotary_emb
+    rotary = getattr(text_model(run.model), "rotary_emb", no_rotation)
     weights = [weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]]
     for count in range(1, steps + 1):
         optim.set_rate(optimizers, rate_at((count - 1) / steps, *rates))
@@ -139,7 +142,8 @@ def train_stage(
         for optimizer in optimizers:
             optimizer.step()
         run.model.zero_grad()
-        run.mtp.zero_grad()
+        if run.mtp is not None:
+            run.mtp.zero_grad()
         worst = balance(run) if step is not warmup_step else 0.0
         run.seen += batch.tokens.numel()
         if count % LOG_EVERY == 0:

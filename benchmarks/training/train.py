@@ -21,6 +21,7 @@ from glm5_ascend.fidelity.evaluation.python_docs import documents
 from . import chats, optim, stages
 from .config import DEEP, demo_config
 from .export import export_checkpoint
+from .flash import POOL, flash_config
 from .rows import RowSource
 from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
@@ -58,20 +59,37 @@ def build_model(tokenizer: Any, seed: int, **changes: Any) -> tuple[Any, MtpLaye
     return model, mtp
 
 
+def build_flash(tokenizer: Any, seed: int, **changes: Any) -> Any:
+    """A freshly initialised GLM-5.3-Flash in float32; its vision tower does not learn."""
+    from transformers import Glm5NextForConditionalGeneration
+
+    torch.manual_seed(seed)
+    model = Glm5NextForConditionalGeneration(flash_config(tokenizer, **changes)).float()
+    initialise(model, None, seed)
+    model.model.visual.requires_grad_(False)
+    return model
+
+
 def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
     tokenizer = build_tokenizer()
-    model, mtp = build_model(tokenizer, args.seed, **(DEEP if args.deep else {}))
-    source = RowSource(tokenizer, documents(held_out=False), args.rows, args.length, args.text_share, args.seed)
+    model: Any
+    mtp: MtpLayer | None
+    if args.flash:
+        model, mtp = build_flash(tokenizer, args.seed), None
+    else:
+        model, mtp = build_model(tokenizer, args.seed, **(DEEP if args.deep else {}))
+    rows = (args.rows, args.length, args.text_share, args.seed)
+    source = RowSource(tokenizer, documents(held_out=False), *rows, POOL if args.flash else 1)
     args.out.mkdir(parents=True, exist_ok=True)
     bf16 = optim.quick_dtype() is torch.bfloat16
     run = stages.Run(model, mtp, source, args.out / "training.jsonl", bf16=bf16)
-    named = list(model.named_parameters())
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     index = [(name, weight) for name, weight in named if ".indexer." in name]
     trunk = [(name, weight) for name, weight in named if ".indexer." not in name]
-    ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()]
+    ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()] if mtp else []
     dense, warmup, sparse = (max(1, round(args.tokens * share / (args.rows * args.length))) for share in SHARES)
 
     first = optim.build(trunk, args.muon_lr, args.adam_lr)
@@ -93,6 +111,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--tokens", type=float, default=TOKENS, help="budget of the three stages (default %(default)g)")
     parser.add_argument("--deep", action="store_true", help="24 layers of width 128 instead of 5 of 192")
+    parser.add_argument(
+        "--flash", action="store_true", help="GLM-5.3-Flash: linear attention, residual streams, no MTP"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, default=6, help="rows per step")
     parser.add_argument("--length", type=int, default=384, help="tokens per row")

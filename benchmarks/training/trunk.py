@@ -1,4 +1,4 @@
-"""The training forward of the model: transformers' modules and weights, packed rows, faster experts, and MTP."""
+"""The training forward of both models: transformers' modules and weights, packed rows, faster experts, and MTP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .attention import Mode, Packed, attend
 from .config import mtp_config
+from .flash import entered, linear_attention
 
 GROUP = 128
 LOOK_BACK = ((1, 2), (1,))  # distances the first heads of layers 0 and 1 start with
@@ -61,7 +62,7 @@ class MtpLayer(nn.Module):
 
 
 def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
-    """`GlmMoeDsaMoE` with the tokens sorted by expert: [B, T, hidden] -> same; leaves the load in `moe.load`.
+    """`GlmMoeDsaMoE` or `Glm5NextTextMoE`, tokens sorted by expert: [B, T, hidden] -> same; the load is in `moe.load`.
 
     Every expert's group is padded to a multiple of 128: oneDNN compiles a kernel for each new shape, and groups of
     arbitrary size made that the larger part of the time.
@@ -81,6 +82,8 @@ def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
     parts = []
     for expert, tokens in enumerate(grouped.split(padded.tolist())):
         gate, up = F.linear(tokens, moe.experts.gate_up_proj[expert]).chunk(2, dim=-1)
+        if (limit := getattr(moe.experts, "swiglu_limit", None)) is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         parts.append(F.linear(F.silu(gate) * up, moe.experts.down_proj[expert]))
     back = torch.empty_like(slots)
     back[order] = slots
@@ -91,31 +94,45 @@ def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
 
 
 def block_forward(block: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
-    """One `GlmMoeDsaDecoderLayer`: (output [B, T, hidden], divergence or None)."""
-    mixed, apart = attend(block.self_attn, block.input_layernorm(hidden), layout, mode, learn)
-    hidden = hidden + mixed
-    normed = block.post_attention_layernorm(hidden)
+    """One decoder layer: (output, divergence or None); `hidden` is [B, T, hidden], or [B, T, streams, hidden]."""
+    inner, join = entered(block, "attn_hc", hidden)
+    normed, apart = block.input_layernorm(inner), None
+    if hasattr(block.self_attn, "forget_gate"):
+        mixed = linear_attention(block.self_attn, normed, layout.positions)
+    else:
+        mixed, apart = attend(block.self_attn, normed, layout, mode, learn)
+    inner, join = entered(block, "ffn_hc", join(mixed))
+    normed = block.post_attention_layernorm(inner)
     sparse = hasattr(block.mlp, "experts")
-    return hidden + (experts_forward(block.mlp, normed) if sparse else block.mlp(normed)), apart
+    return join(experts_forward(block.mlp, normed) if sparse else block.mlp(normed)), apart
+
+
+def text_model(model: Any) -> Any:
+    """The part of a model with embedding, layers and last norm."""
+    return getattr(model.model, "language_model", model.model)
 
 
 def trunk_forward(model: Any, tokens: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, list[Tensor]]:
     """(states after the last norm [B, T, hidden], one divergence per layer if `learn`)."""
-    hidden = model.model.embed_tokens(tokens)
+    text = text_model(model)
     apart: list[Tensor] = []
-    for block in model.model.layers:
+    hidden = text.embed_tokens(tokens)
+    if streams := getattr(text.config, "hc_mult", 0):
+        hidden = hidden.unsqueeze(2).expand(-1, -1, streams, -1)
+    for block in text.layers:
         hidden, divergence = block_forward(block, hidden, layout, mode, learn)
         if divergence is not None:
             apart.append(divergence)
-    return model.model.norm(hidden), apart
+    return text.norm(hidden.mean(2) if streams else hidden), apart
 
 
-def initialise(model: Any, mtp: MtpLayer, seed: int) -> None:
+def initialise(model: Any, mtp: MtpLayer | None, seed: int) -> None:
     """Fresh weights: N(0, 1 / fan_in), residual outputs smaller, the head nearly zero."""
     generator = torch.Generator().manual_seed(seed)
-    depth = len(model.model.layers)
+    text = text_model(model)
+    depth = len(text.layers)
     with torch.no_grad():
-        for name, weight in [*model.named_parameters(), *mtp.named_parameters()]:
+        for name, weight in [*model.named_parameters(), *(mtp.named_parameters() if mtp else ())]:
             if weight.ndim < 2:
                 continue
             std = weight.shape[-1] ** -0.5
@@ -126,7 +143,8 @@ def initialise(model: Any, mtp: MtpLayer, seed: int) -> None:
             elif "lm_head" in name or "gate.weight" in name:
                 std = 0.02
             weight.copy_(torch.randn(weight.shape, generator=generator) * std)
-    plant_positional_heads(model, generator)
+    if hasattr(text, "rotary_emb"):
+        plant_positional_heads(model, generator)
 
 
 def plant_positional_heads(model: Any, generator: torch.Generator) -> None:

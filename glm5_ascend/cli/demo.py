@@ -1,7 +1,7 @@
 """`make demo`: from nothing to a chat answer and a tool call from a W4A8 GLM-5, every step a command a user would type.
 
 `glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server with the
-official OpenAI client and stops it.
+official OpenAI client and stops it. GLM-5.3-Flash is not served on a CPU: it is compared with its source.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.demo_model.resources import DemoModel
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 from glm5_ascend.options import Argument, StrPath
 
@@ -38,15 +39,18 @@ class DemoOptions:
     directory: Annotated[
         StrPath, Argument("[DIR]", "Directory for model and checkpoint; an earlier demo in it is replaced.")
     ] = Path("glm5-demo")
+    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5, or glm-5.3-flash: not served, but evaluated.")] = (
+        DemoModel.GLM5
+    )
 
 
 def register(app: typer.Typer) -> None:
-    add_command(app, "demo", run, "demo", "demo work/demo")
+    add_command(app, "demo", run, "demo", "demo work/demo", "demo work/demo glm-5.3-flash")
 
 
 def run(options: DemoOptions, output: Output) -> int:
-    """Try everything in a minute: write the demo model, quantize, verify and serve it, ask it two questions."""
-    demo(Path(options.directory))
+    """Try everything in a minute: write a small trained model, quantize, verify and serve it, ask it two questions."""
+    demo(Path(options.directory), options.model)
     return EXIT_OK
 
 
@@ -94,9 +98,11 @@ def _reasoning(message: Any) -> str:
     return getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
 
 
-def demo(directory: Path) -> None:
+def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     """Run all steps in `directory`, which must be empty or contain an earlier demo only."""
-    model, quantized = directory / "glm5-demo", directory / "glm5-demo-w4a8"
+    flash = name is DemoModel.FLASH
+    model = directory / ("flash-demo" if flash else "glm5-demo")
+    quantized = directory / f"{model.name}-w4a8"
     if directory.is_dir() and {p.name for p in directory.iterdir()} - {model.name, quantized.name, "serve.log"}:
         raise OutputError(
             f"{directory}: contains files that are not the demo's",
@@ -105,9 +111,13 @@ def demo(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for old in (model, quantized):
         shutil.rmtree(old, ignore_errors=True)
-    run_command("demo-model", str(model))
-    run_command("quantize", str(model), str(quantized), "--recipe", "w4a8")
+    run_command("demo-model", str(model), *([name] if flash else []))
+    run_command("quantize", str(model), str(quantized), "--recipe", "flash-w4a8" if flash else "w4a8")
     run_command("verify", str(quantized), "--against", str(model))
+    if flash:
+        run_command("eval", str(quantized), "--against", str(model), "--windows", "20", "--window", "128")
+        print(f"\nThe W4A8 checkpoint is in {quantized}; vllm-ascend 0.30 loads it on an Atlas.")
+        return
     from glm5_ascend.serve.environment import require_cpu_environment
     from glm5_ascend.serve.local_server import server
 

@@ -257,9 +257,8 @@ GLM5_NEXT = ModelSpec(
     layers_prefix=f"{_LANGUAGE}layers.",
     vllm_ascend="vllm-ascend 0.30",
     lacks={
-        "analyze": "it probes a layer with one residual stream",
         "SGLang": "its loader was not tried",
-        "vLLM on a CPU": "its own code for this model needs a GPU or an NPU",
+        "vLLM on a CPU": "vLLM 0.32 computes linear attention (KDA) and the pooled indexer by GPU kernels only",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
     },
 )  # fmt: skip

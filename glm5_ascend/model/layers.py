@@ -231,11 +231,22 @@ def attention_block(
         passes `shared` on.
     """
     x, mixing = streams.entered(config, layer, weights, "attn", hidden)
-    x = attention_input(config, weights, x)
-    if config.attention_kind(layer) == "linear":
-        return streams.joined(mixing, hidden, linear_attention(config, weights, x)), shared
-    mixed, selected = attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
+    mixed, selected = mixed_tokens(config, layer, weights, attention_input(config, weights, x), shared, int8_keys)
     return streams.joined(mixing, hidden, mixed), selected
+
+
+def mixed_tokens(
+    config: ModelConfig,
+    layer: int,
+    weights: LayerWeights,
+    x: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    int8_keys: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return output [S, hidden] and selection of a layer's attention, sparse or linear, on normalised x [S, hidden]."""
+    if config.attention_kind(layer) == "linear":
+        return linear_attention(config, weights, x), shared
+    return attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
 
 
 def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:

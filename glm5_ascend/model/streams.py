@@ -31,9 +31,12 @@ class Mixing(NamedTuple):
         return Mixing(self.out[span], self.among[span])
 
 
-def share(shares: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Return what outputs [T, hidden] add to the streams [T, streams * hidden], by `shares` [T, streams]."""
-    return (shares[..., None] * output[:, None]).flatten(1)
+def share(shares: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor:
+    """Return what outputs [T, hidden] add to the streams [T, streams * hidden], by `shares` [T, streams].
+
+    Without shares there is one stream, and it gets the output.
+    """
+    return output if shares is None else (shares[..., None] * output[:, None]).flatten(1)
 
 
 def entered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 
-def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm5_ascend", "demo", str(directory)]
+def run_demo(directory: Path, *model: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "glm5_ascend", "demo", str(directory), *model]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
@@ -27,6 +28,19 @@ def test_demo_answers_and_calls_a_tool(tmp_path: Path) -> None:
     assert "thinking" in done.stdout
     log = (tmp_path / "demo" / "serve.log").read_text()
     assert "quantization=ascend" in log or "--quantization ascend" in log
+
+
+@pytest.mark.long
+def test_demo_of_flash_writes_quantizes_verifies_and_evaluates(tmp_path: Path) -> None:
+    done = run_demo(tmp_path / "demo", "glm-5.3-flash")
+    assert done.returncode == 0, done.stdout + done.stderr
+    commands = re.findall(r"^\$ glm5-ascend (\S+)", done.stdout, re.MULTILINE)
+    assert commands == ["demo-model", "quantize", "verify", "eval"]
+    assert "ok: 0 errors, 0 warnings" in done.stdout
+    kl = re.search(r"^ *KL to the reference, mean +([\d.]+)", done.stdout, re.MULTILINE)
+    assert kl is not None and 0 < float(kl[1]) < 0.1, done.stdout
+    verified = sorted(path.name for path in (tmp_path / "demo").iterdir())
+    assert verified == ["flash-demo", "flash-demo-w4a8"]
 
 
 def test_demo_does_not_touch_other_files(tmp_path: Path) -> None:

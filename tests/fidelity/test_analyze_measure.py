@@ -12,11 +12,12 @@ from glm5_ascend.fidelity.analysis.measure import round_linear
 from glm5_ascend.fidelity.analysis.run import Analysis, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.options import AnalyzeOptions
-from glm5_ascend.model import layers
+from glm5_ascend.model import layers, streams
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_kernels import ops
+from tests.conftest import Quantized
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
@@ -80,6 +81,24 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) ->
     mlp = [unit for unit in analysis.layers[layer].units if unit.modules[0].startswith("mlp.")]
     predicted = sum(unit.noise[unit.scheme] for unit in mlp)
     assert predicted == pytest.approx(float(torch.cat(ratios).mean()), rel=0.25)  # units are taken as independent
+
+
+def test_noise_of_flash_is_what_its_streams_show(tiny_quantized: Quantized, tiny_flash: Path, tmp_path: Path) -> None:
+    """The quantized MLPs of layers with linear and with sparse attention, on the same four residual streams."""
+    calib = write_calibration(tmp_path / "calib.jsonl")
+    options = AnalyzeOptions(tiny_flash, recipe="flash-w4a8-best", calib=calib, samples=4, seq_len=64)
+    measured = analyze(prepare(options))
+    source, stored = StoredModel(tiny_flash), StoredModel(tiny_quantized("flash-w4a8-best", tiny_flash))
+    config, ratios = source.config, {layer: [] for layer in range(4)}  # type: dict[int, list[torch.Tensor]]
+    for sequence in measured.calibration.sequences[:4]:
+        hidden = streams.spread(config, source.embed(sequence))
+        for layer in ratios:
+            after, _ = layers.attention_block(config, layer, source.weights(layer), hidden)
+            hidden, output = (layers.mlp_block(config, layer, m.weights(layer), after) for m in (source, stored))
+            ratios[layer].append((output - hidden).square().sum(-1) / hidden.square().sum(-1))
+    for layer, ratio in ratios.items():
+        assert {unit.modules[0].split(".")[0] for unit in measured.layers[layer].units} == {"mlp"}
+        assert measured.layers[layer].noise == pytest.approx(float(torch.cat(ratio).mean()), rel=0.25)
 
 
 def test_shared_indexers_and_a_recipe_without_rotation(tmp_path: Path) -> None:

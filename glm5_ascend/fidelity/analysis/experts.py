@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.layers import swiglu
 from glm5_ascend.quantize.calibration.forward import Routed
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -32,7 +33,7 @@ class ExpertReport:
 
 @dataclass
 class ExpertNoise:
-    """Change of the stream by one expert's rounding: for the probe's `tokens`, by type, [tokens, hidden]."""
+    """Change of the layer's output by one expert's rounding: for the probe's `tokens`, by type, [tokens, hidden]."""
 
     report: ExpertReport
     tokens: torch.Tensor
@@ -69,7 +70,7 @@ def analyze_expert(
     token, share = token[token < probed], share[token < probed]
     probe = routed.inputs.gather(token)
     weights = [tensors[linear.tensor_name] for linear in linears]
-    probe_output, sample_output = (_float_output(weights, x) for x in (probe, sample))
+    probe_output, sample_output = (_float_output(plan.config, weights, x) for x in (probe, sample))
     change: dict[str, torch.Tensor] = {}
     for scheme in types:
         rounded = [
@@ -79,17 +80,18 @@ def analyze_expert(
             )
             for linear, weight in zip(linears, weights, strict=True)
         ]  # fmt: skip
-        change[scheme] = (_rounded_output(rounded, probe) - probe_output) * share[:, None]
+        change[scheme] = (_rounded_output(plan.config, rounded, probe) - probe_output) * share[:, None]
         if len(sample):
-            report.output_error[scheme] = relative_error(_rounded_output(rounded, sample), sample_output)
+            sampled = _rounded_output(plan.config, rounded, sample)
+            report.output_error[scheme] = relative_error(sampled, sample_output)
     return ExpertNoise(report, token, change)
 
 
-def _float_output(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _float_output(config: ModelConfig, weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     gate, up, down = weights
-    return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    return swiglu(config, x @ gate.T, x @ up.T) @ down.T
 
 
-def _rounded_output(linears: Sequence[RoundedLinear], x: torch.Tensor) -> torch.Tensor:
+def _rounded_output(config: ModelConfig, linears: Sequence[RoundedLinear], x: torch.Tensor) -> torch.Tensor:
     gate, up, down = linears
-    return down(F.silu(gate(x)) * up(x))
+    return down(swiglu(config, gate(x), up(x)))

@@ -14,6 +14,7 @@ from glm5_ascend.fidelity.analysis.experts import ExpertReport, analyze_expert, 
 from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
 from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
+from glm5_ascend.model import streams
 from glm5_ascend.model.spec import Linear, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
 from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
@@ -134,9 +135,9 @@ class LayerAnalysis:
         quantized = [w for w in self.backbone if isinstance(w, Linear) and self._scheme(w.name) != schemes.FLOAT]
         searches = list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
         names = {linear.name for linear in quantized} | {search.subgraph.targets[0] for search in searches}
-        streams = LayerStreams(self.stream, self.out, self.selections)
+        around = LayerStreams(self.stream, self.out, self.selections)
         statistics, routed = forward_layer(
-            self.config, self.layer, tensors, streams, inputs,
+            self.config, self.layer, tensors, around, inputs,
             record={reader[name] for name in names}, workers=self.workers,
         )  # fmt: skip
 
@@ -190,7 +191,7 @@ class LayerAnalysis:
         types = expert_schemes(unit.scheme) if unit is not None else ()
         probed = sum(self.stream.lengths[:PROBE_SEQUENCES])
         change = {scheme: torch.zeros(probed, self.config.hidden_size) for scheme in types}
-
+        shares = None if routed.shares is None else routed.shares[:probed]
         for noise in self.workers.map(
             lambda expert: analyze_expert(
                 self.plan, self.weights, self.layer, expert, self.gains, routed, types, probed
@@ -202,4 +203,4 @@ class LayerAnalysis:
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
         if unit is not None:
-            self._noise[unit.label] = {scheme: row_energy(change[scheme]) for scheme in types}
+            self._noise[unit.label] = {scheme: row_energy(streams.share(shares, change[scheme])) for scheme in types}

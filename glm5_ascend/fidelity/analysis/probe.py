@@ -9,7 +9,7 @@ import torch
 
 from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.fidelity.analysis.measure import RoundedLinear
-from glm5_ascend.model import layers
+from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.methods.transforms import Tensors
 
@@ -42,6 +42,7 @@ class ProbeSequence:
         x: normalised input [S, hidden]. shared: the selection of an earlier indexer.
         mixed: output of attention. after: residual stream after attention. inner: normalised input of the MLP.
         dense: output of the dense MLP or the shared expert.
+        attention_shares, mlp_shares: [S, streams], how much of each output every residual stream gets; None with one.
     """
 
     x: torch.Tensor
@@ -50,6 +51,8 @@ class ProbeSequence:
     after: torch.Tensor
     inner: torch.Tensor
     dense: torch.Tensor
+    attention_shares: torch.Tensor | None
+    mlp_shares: torch.Tensor | None
 
 
 class Probe:
@@ -72,11 +75,14 @@ class Probe:
     def _float(self, sequence: tuple[torch.Tensor, torch.Tensor | None]) -> ProbeSequence:
         hidden, shared = sequence
         config, weights = self.config, ProbeLayer(self.tensors, {})
-        x = layers.attention_input(config, weights, hidden)
-        mixed, _ = layers.attention(config, weights, x, shared, self.has_indexer)
-        inner = layers.mlp_input(config, weights, hidden + mixed)
+        x, mixing = streams.entered(config, self.layer, weights, "attn", hidden)
+        x = layers.attention_input(config, weights, x)
+        mixed, _ = layers.mixed_tokens(config, self.layer, weights, x, shared)
+        after = streams.joined(mixing, hidden, mixed)
+        inner, mlp_mixing = layers.mlp_entry(config, self.layer, weights, after)
         dense = layers.unrouted_mlp(config, self.layer, weights, inner)
-        return ProbeSequence(x, shared, mixed, hidden + mixed, inner, dense)
+        shares = (None if some is None else some.out for some in (mixing, mlp_mixing))
+        return ProbeSequence(x, shared, mixed, after, inner, dense, *shares)
 
     def same_keys(self) -> float | None:
         """Share of the indexer's keys that it also selects with an INT8 cache; None where the layer has no indexer.
@@ -90,7 +96,7 @@ class Probe:
                 latent = layers.query_latent(self.config, weights, s.x)
                 a, b = (layers.select_topk(self.config, weights, s.x, latent, int8) for int8 in (False, True))
                 both += layers.count_common(a[topk:], b[topk:])
-                total += topk * (len(s.x) - topk)
+                total += layers.count_common(a[topk:], a[topk:])
         return both / total if total else None
 
     def noise(self, rounded: Mapping[str, RoundedLinear]) -> torch.Tensor:
@@ -99,8 +105,9 @@ class Probe:
         attention = next(iter(rounded)).startswith("self_attn.")
         for s in self.sequences:
             if attention:
-                output, expected = layers.attention(self.config, weights, s.x, s.shared, self.has_indexer)[0], s.mixed
+                output, _ = layers.mixed_tokens(self.config, self.layer, weights, s.x, s.shared)
+                energies.append(row_energy(streams.share(s.attention_shares, output - s.mixed)))
             else:
-                output, expected = layers.unrouted_mlp(self.config, self.layer, weights, s.inner), s.dense
-            energies.append(row_energy(output - expected))
+                output = layers.unrouted_mlp(self.config, self.layer, weights, s.inner)
+                energies.append(row_energy(streams.share(s.mlp_shares, output - s.dense)))
         return torch.cat(energies)

@@ -20,6 +20,7 @@ from glm5_ascend.fidelity.analysis.estimate import predict
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.fidelity.prediction import unheard
+from glm5_ascend.model import streams
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
@@ -57,7 +58,6 @@ def prepare(options: AnalyzeOptions) -> Analysis:
     """
     path = find_recipe(options.recipe)
     recipe, source = load_recipe(path), SourceCheckpoint(Path(options.source))
-    source.config.require("analyze")
     plan = QuantizationPlan(source, recipe)
     text, note = calibration_text(recipe, options.calib)
     notes = [note] * bool(note) + [f"recipe: {sentence}" for sentence in without_effect(recipe, source.config)]
@@ -91,13 +91,13 @@ def analyze(analysis: Analysis) -> Analysis:
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = Selections(config, folder, lengths)
-        stream = Stream(folder / "stream-0", lengths, config.hidden_size)
+        stream = Stream(folder / "stream-0", lengths, config.stream_width)
         table = find(config.spec.global_weights, config.spec.embedding)
         assert isinstance(table, Linear)
         for number, sequence in enumerate(analysis.calibration.sequences):
-            stream.set_sequence(number, weights.lookup("", table, sequence))
+            stream.set_sequence(number, streams.spread(config, weights.lookup("", table, sequence)))
         for layer in range(count):
-            out = Stream(folder / f"stream-{layer + 1}", lengths, config.hidden_size)
+            out = Stream(folder / f"stream-{layer + 1}", lengths, config.stream_width)
 
             def advance(share: float, layer: int = layer) -> None:
                 progress(f"layer {layer}", layer + share, count)

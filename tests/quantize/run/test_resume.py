@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from glm5_ascend.quantize.run.journal import GLOBALS, Journal, UnitRecord, WorkU
 from tests.quantize.support import kill_runs
 from tests.quantize.support.kill_runs import digest
 from tests.support.command import TIMEOUT_S
+from tests.support.tiny_flash import write_tiny_flash
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 
@@ -41,10 +44,19 @@ def options(source: Path, out: Path, calib: Path, **changes: Any) -> QuantizeOpt
     return QuantizeOptions(source, out, **{"recipe": "w8a8", "calib": calib, "samples": 3, "seq_len": 64} | changes)
 
 
-@pytest.mark.parametrize(("kind", "recipe"), [("shared indexer", "w8a8"), ("plain", "w4a8-best")])
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "plain": write_tiny_model,
+    "shared indexer": partial(write_tiny_model, **SHARED_INDEXER),
+    "flash": write_tiny_flash,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"), [("shared indexer", "w8a8"), ("plain", "w4a8-best"), ("flash", "flash-w4a8-best")]
+)
 def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path) -> None:
     """Static W8A8 quantizes the MTP layer's attention too: the stream reaches the very last layer."""
-    source = write_tiny_model(tmp_path / "source", **(SHARED_INDEXER if kind == "shared indexer" else {}))
+    source = SOURCES[kind](tmp_path / "source")
     calib = write_calibration(tmp_path / "calib.jsonl")
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
@@ -95,11 +107,18 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
     assert digest(broken) == digest(whole)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_killed_again_and_again(kills: int, tiny_source: Path, tmp_path: Path) -> None:
-    calib = write_calibration(tmp_path / "calib.jsonl")
+@pytest.mark.parametrize(
+    ("kind", "recipe", "kills"),
+    [
+        ("plain", "w4a8", 2),
+        pytest.param("plain", "w4a8", 20, marks=pytest.mark.long),
+        pytest.param("flash", "flash-w4a8-best", 10, marks=pytest.mark.long),
+    ],
+)
+def test_killed_again_and_again(kind: str, recipe: str, kills: int, tmp_path: Path) -> None:
+    source, calib = SOURCES[kind](tmp_path / "source"), write_calibration(tmp_path / "calib.jsonl")
     script = Path(kill_runs.__file__)
-    command = [sys.executable, str(script), str(tiny_source), str(calib), str(tmp_path / "runs"), str(kills)]
+    command = [sys.executable, str(script), str(source), str(calib), str(tmp_path / "runs"), recipe, str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
