@@ -118,7 +118,7 @@ def trunk_forward(model: Any, tokens: Tensor, layout: Packed, mode: Mode, learn:
     apart: list[Tensor] = []
     hidden = text.embed_tokens(tokens)
     if streams := getattr(text.config, "hc_mult", 0):
-        hidden = hidden.unsqueeze(2).expand(-1, -1, streams, -1)
+        hidden = hidden.unsqueeze(2).repeat(1, 1, streams, 1)
     for block in text.layers:
         hidden, divergence = block_forward(block, hidden, layout, mode, learn)
         if divergence is not None:
