@@ -18,7 +18,7 @@ class DemoModel(StrEnum):
 
 
 def data_folder(model: DemoModel = DemoModel.GLM5) -> Path:
-    """Folder of the installed package with a model's own files; a Flash has tokenizer and chat template of GLM-5.
+    """Folder of the installed package with a model's own files; a Flash takes the others from GLM-5's.
 
     Raises:
         CheckpointError: the weights are missing from the installation.

@@ -252,7 +252,7 @@ def _same_keys(config: ModelConfig, layer: int, walks: tuple[Walk, Walk]) -> tor
     shares = []
     for a, b in zip(walks[0].selections, walks[1].selections, strict=True):
         assert a is not None and b is not None
-        shares.append(count_common(a[topk:], b[topk:]) / (topk * (len(a) - topk)))
+        shares.append(count_common(a[topk:], b[topk:]) / count_common(b[topk:], b[topk:]))
     return torch.tensor(shares)
 
 
