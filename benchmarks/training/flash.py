@@ -123,8 +123,8 @@ def linear_attention(layer: Any, hidden: Tensor, positions: Tensor) -> Tensor:
     beta = torch.sigmoid(layer.b_proj(hidden).float())[..., None]
     decay = layer.forget_gate(hidden).float()
     with torch.autocast("cpu", enabled=False):  # products of decays need fp32
-        parts = (part.transpose(1, 2) for part in (q * layer.head_dim**-0.5, k, v, decay, beta))
-        out = delta_rule(*parts, (positions == 0).cumsum(1)).transpose(1, 2)
+        q, k, v, decay, beta = (part.transpose(1, 2) for part in (q * layer.head_dim**-0.5, k, v, decay, beta))
+        out = delta_rule(q, k, v, decay, beta, (positions == 0).cumsum(1)).transpose(1, 2)
     gate = layer.g_b_proj(layer.g_a_proj(hidden)).view(shape)
     output: Tensor = layer.o_proj(layer.o_norm(out, gate).reshape(batch, length, -1))
     return output
