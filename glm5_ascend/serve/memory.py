@@ -79,10 +79,10 @@ def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
 
 
 def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[str, str]:
-    """Flags of vLLM: a cache of half of the memory that is left, and the longest context that it holds.
+    """Flags of vLLM: the longest context that half of the memory that is left holds, and a cache for two of them.
 
-    The cache is not larger than all sequences of that length can use; the context has at least 8192 tokens, or all that
-    the model has. What the user's `flags` or VLLM_CPU_KVCACHE_SPACE say is taken as it is.
+    The context has at least 8192 tokens, or all that the model has; the cache at least 1 GiB, if all sequences can use
+    it: vLLM writes to all of it at the start. What the user's `flags` or VLLM_CPU_KVCACHE_SPACE say is taken as it is.
     """
     memory, config = memory_of(checkpoint, ServerCommand({}, ["serve", *flags])), checkpoint.config
     longest, token = config.get("max_position_embeddings", 4096), _token_bytes(config, flags)
@@ -92,7 +92,7 @@ def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[
     fits = max(_BLOCK, most // token - 3 * _BLOCK)
     context = int(stated) if stated.isdecimal() else min(longest, fits if fits < 1024 else fits // 1024 * 1024)
     needed = _cache_for(context, token)
-    cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES)))
+    cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES), max(2**30, 2 * needed)))
     limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
     if memory.cache or "--gpu-memory-utilization" in given_flags(flags):
         del limits["--kv-cache-memory-bytes"]

@@ -69,7 +69,9 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
         (20, [], 89088, 10),
         (20, ["--max-num-seqs", "1", "--max-model-len", "16384"], 16384, 1.85),
         (20, ["--max-model-len", "202752"], 202752, 22.6),  # refused later, with the numbers
-        (10_000, ["--max-num-seqs", "2"], 202752, 45.2),
+        (10_000, [], 202752, 45.2),
+        (20, ["--max-model-len", "2048"], 2048, 1.07),
+        (20, ["--max-model-len", "2048", "--max-num-seqs", "2"], 2048, 0.499),
         (20, ["--kv-cache-memory-bytes", "1073741824"], 9216, None),
         (20, ["--gpu-memory-utilization", "0.5"], 89088, None),
     ],
@@ -78,7 +80,7 @@ def test_context_and_cache_by_what_is_left(
     left_gb: float, flags: list[str], context: int, cache_gb: float | None, directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Half of what the weights leave, at most all sequences; a token of GLM-5 takes 111 kB in the 79 layers."""
+    """A context in half of what the weights leave, a cache for two; a token of GLM-5 takes 111 kB in the 79 layers."""
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     working = need(directory, 0, monkeypatch, *flags).working
     monkeypatch.setattr(memory, "available", lambda: SIZE + working + int(left_gb * 1e9))
