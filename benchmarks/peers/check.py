@@ -1,0 +1,68 @@
+"""Do all engines compute the same function? Logits after prompts of random ids, compared for `bench_peers.py`.
+
+python benchmarks/peers/check.py CHECKPOINT IDS LENGTH COUNT OUT    logits of `eval`'s forward, fp32, into OUT
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
+
+#: Prompts, and tokens in each: fewer than the sparse attention selects, so all engines attend to the same positions.
+COUNT, LENGTH = 4, 512
+#: Of each pair of logits: the smallest correlation. Pairs of the same weights differ by how activations are rounded.
+PAIRS = (
+    ("ours W4A8", "eval W4A8", 0.995),
+    ("eval bf16", "llama.cpp Q8_0", 0.995),
+    ("ours W4A8", "llama.cpp Q8_0", 0.8),
+    ("llama.cpp Q4_0", "llama.cpp Q8_0", 0.9),
+    ("ik_llama.cpp Q4_0", "llama.cpp Q8_0", 0.9),
+)
+
+
+@torch.no_grad()
+def forward(directory: Path, sequences: list[torch.Tensor]) -> torch.Tensor:
+    """Logits fp32 [sequences, vocabulary] after the last token of each, by `eval`'s forward."""
+    model = StoredModel(directory)
+    walk = Walk.from_tokens(model, sequences)
+    for layer in range(model.config.num_hidden_layers):
+        walk.step(layer)
+    last = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0) - 1
+    normed = model.final_norm(walk.hidden[last])
+    return torch.cat([normed @ rows.T for _, rows in model.head()], dim=-1)
+
+
+def read_logits(path: Path) -> torch.Tensor:
+    """fp32 [COUNT, vocabulary] of a file."""
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32).view(COUNT, -1)
+
+
+def table(files: Mapping[str, Path]) -> tuple[list[str], bool]:
+    """Rows of the pairs whose files exist, and the verdict."""
+    rows, good = ["| logits of | beside | same argmax | correlation | at least |", "|---|---|---|---|---|"], True
+    for name, other, limit in PAIRS:
+        if name not in files or other not in files:
+            rows.append(f"| {name} | {other} | not run | | |")
+            continue
+        a, b = read_logits(files[name]), read_logits(files[other])
+        correlations = [float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in zip(a, b, strict=True)]
+        same = int((a.argmax(-1) == b.argmax(-1)).sum())
+        good = good and min(correlations) >= limit
+        rows.append(f"| {name} | {other} | {same} of {COUNT} | {min(correlations):.4f} | {limit} |")
+    return rows, good
+
+
+def main() -> None:
+    directory, file, length, count, out = sys.argv[1:]
+    ids = torch.tensor(array("i", Path(file).read_bytes())[: int(length) * int(count)].tolist())
+    Path(out).write_bytes(forward(Path(directory), list(ids.split(int(length)))).numpy().tobytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""One process of our engine for bench_peers.py, without HTTP: commands and output of client.cpp.
+
+python benchmarks/peers/ours.py CHECKPOINT IDS THREADS COMMAND...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from glm5_ascend.serve.launch import CPU_ENVIRONMENT, ENVIRONMENT
+
+#: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
+WARM, TOKENS = 2, 2048
+
+
+def memory() -> dict[str, float]:
+    """Memory of this process in GB, and what of it is no mapped file."""
+    rows = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    rss, anonymous, peak = (int(rows[name].split()[0]) * 1024 / 1e9 for name in ("VmRSS", "RssAnon", "VmHWM"))
+    return {"rss_gb": rss, "own_gb": anonymous, "peak_gb": peak}
+
+
+class Engine:
+    """vLLM's engine in this process. The head is timed on its own, and what it chooses is replaced by fixed ids.
+
+    Attributes:
+        load: seconds in which the weights were loaded.
+        logits: of the last step, [requests, vocabulary]. head: seconds of the head since they were set to 0.
+        chosen: ids of the next step; empty: the model's own.
+    """
+
+    def __init__(self, directory: str, requests: int, longest: int) -> None:
+        from vllm import LLM
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        load_model, engine = CPUModelRunner.load_model, self
+        self.head, self.chosen = 0.0, list[int]()
+
+        def timed(runner: Any, *arguments: Any, **keywords: Any) -> None:
+            began = time.perf_counter()
+            load_model(runner, *arguments, **keywords)
+            engine.load, engine.runner = time.perf_counter() - began, runner
+
+        CPUModelRunner.load_model = timed
+        quantized = (Path(directory) / "quant_model_description.json").is_file()
+        self.engine = LLM(
+            model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
+            max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
+        ).llm_engine  # fmt: skip
+        compute_logits = self.runner.model.compute_logits
+
+        def watched(hidden: Any, *arguments: Any, **keywords: Any) -> Any:
+            began = time.perf_counter()
+            self.logits = compute_logits(hidden, *arguments, **keywords)
+            self.head += time.perf_counter() - began
+            for row, token in enumerate(self.chosen[: len(self.logits)]):
+                self.logits[row, token] = 1e30
+            return self.logits
+
+        self.runner.model.compute_logits = watched
+
+    def start(self, prompts: list[list[int]], new_tokens: int) -> list[str]:
+        """Add requests; returns their names."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        names = [f"{time.perf_counter_ns()}-{number}" for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        return names
+
+    def until_first_tokens(self, names: list[str]) -> None:
+        """Run steps until all requests have a token."""
+        begun = set[str]()
+        while len(begun) < len(names):
+            begun |= {out.request_id.split("-")[1] for out in self.engine.step() if out.outputs[0].token_ids}
+
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds until the prompt's first token."""
+        began = time.perf_counter()
+        names = self.start([prompt], 1)
+        self.until_first_tokens(names)
+        return time.perf_counter() - began
+
+    def fill(self, prompts: list[list[int]], new_tokens: int) -> list[str]:
+        """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer."""
+        import torch
+
+        hidden = self.runner.model_config.get_hidden_size()
+        self.runner._model_forward = lambda input_ids, **_: torch.zeros(len(input_ids), hidden, dtype=torch.bfloat16)
+        names = self.start(prompts, new_tokens)
+        self.until_first_tokens(names)
+        del self.runner._model_forward
+        for name, layer in self.runner.compilation_config.static_forward_context.items():
+            if "indexer" in name and len(prompts[0]) > TOKENS:  # equal keys would be a special case of the selection
+                layer.kv_cache.normal_()
+        return names
+
+    def decode(self, ids: list[int], batch: int, context: int, steps: int) -> dict[str, list[float]]:
+        """ms of each step, and of its part before the head."""
+        names = self.fill([ids[:context]] * batch, WARM + steps + 64)
+        whole, body = list[float](), list[float]()
+        for step in range(WARM + steps):
+            self.chosen = [ids[(step * batch + row) % len(ids)] for row in range(batch)]
+            self.head, began = 0.0, time.perf_counter()
+            outputs = self.engine.step()
+            spent = time.perf_counter() - began
+            if len(outputs) != batch:
+                raise SystemExit(f"{len(outputs)} requests of {batch} made a token in a step")
+            if step >= WARM:
+                whole.append(1e3 * spent)
+                body.append(1e3 * (spent - self.head))
+        self.chosen = []
+        self.engine.abort_request(names)
+        while self.engine.has_unfinished_requests():
+            self.engine.step()
+        return {"ms": whole, "body_ms": body}
+
+
+def answer(engine: Engine, ids: list[int], command: str) -> dict[str, Any]:
+    """Run one command of client.cpp."""
+    kind, *words = command.split(":")
+    if kind == "prefill":
+        return {"seconds": engine.prefill(ids[: int(words[0])])}
+    if kind == "decode":
+        return engine.decode(ids, *(int(word) for word in words))
+    length, count = int(words[0]), int(words[1])
+    with Path(words[2]).open("wb") as file:
+        for number in range(count):
+            engine.prefill(ids[number * length : (number + 1) * length])
+            file.write(engine.logits[-1].float().numpy().tobytes())
+    return {}
+
+
+def main() -> None:
+    began = time.perf_counter()
+    directory, file, threads, *commands = sys.argv[1:]
+    for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+        os.environ.setdefault(name, value)
+    os.environ |= {"OMP_NUM_THREADS": threads, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    ids = array("i", Path(file).read_bytes()).tolist()
+    decodes = [[int(word) for word in command.split(":")[1:]] for command in commands if command.startswith("decode")]
+    prompts = [int(command.split(":")[1]) for command in commands if not command.startswith("decode")]
+    longest = max([64, *prompts, *(sum(decode[1:]) for decode in decodes)]) + 128
+    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest)
+    ready = time.perf_counter() - began
+    engine.prefill(ids[:64])
+    print(json.dumps({"command": "load", "seconds": engine.load, "ready": ready} | memory()), flush=True)
+    for command in commands:
+        print(json.dumps({"command": command} | answer(engine, ids, command)), flush=True)
+    print(json.dumps({"command": "end"} | memory()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Processes of `bench_peers.py`, their answers, and the tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cpp Q4_0"
+#: Classes of kt-kernel: INT4 with a scale per row, per 32 columns, and INT8.
+KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE", "AMXInt8_MOE")
+#: Timed steps of one request, and of several at once.
+STEPS, BATCH_STEPS = 12, 6
+#: GB/s of servers: 8 channels of DDR4-3200, 8 and 12 of DDR5-4800, and two sockets with each of them.
+SERVERS = (205, 307, 461, 410, 614, 922)
+
+
+@dataclass
+class Engine:
+    """One engine with its model.
+
+    Attributes:
+        command: words before the commands of client.cpp; `{threads}` stands for the number of threads.
+        size: bytes of the model's files. reads: bytes that one token reads, of `layers` and `head`.
+    """
+
+    command: Sequence[object]
+    size: int
+    reads: dict[str, float]
+
+
+@dataclass
+class Results:
+    """Answers of all processes by (engine, threads, command), one per round; cores that other programs used."""
+
+    answers: dict[tuple[str, int, str], list[dict[str, Any]]] = field(default_factory=dict)
+    foreign: list[float] = field(default_factory=list)
+
+    def run(
+        self, name: str, threads: int, words: Iterable[object], log: Path, env: dict[str, str] | None = None
+    ) -> None:
+        """Run a process to its end and collect its answers; one that fails is a row without numbers."""
+        began, busy, used = time.perf_counter(), busy_seconds(), own_seconds()
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | (env or {})
+        with log.open("a") as file:
+            command = [str(word).replace("{threads}", str(threads)) for word in words]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment, check=False)
+        spent = time.perf_counter() - began
+        self.foreign.append(max(0.0, (busy_seconds() - busy - own_seconds() + used) / spent))
+        for line in done.stdout.splitlines():
+            if line.startswith('{"command"'):
+                answer = json.loads(line)
+                self.answers.setdefault((name, threads, answer["command"]), []).append(answer)
+        note = "" if done.returncode == 0 else f", exit code {done.returncode}: {log}"
+        print(f"{name}, {threads} thread(s): {spent:.0f} s, others used {self.foreign[-1]:.2f} cores{note}", flush=True)
+
+    def rounds(self, name: str, threads: int, command: str, value: str) -> list[float]:
+        """A value of each round: the median of a list."""
+        values = [answer[value] for answer in self.answers.get((name, threads, command), []) if value in answer]
+        return [statistics.median(one) if isinstance(one, list) else one for one in values]
+
+    def median(self, *key: Any) -> float | None:
+        return statistics.median(values) if (values := self.rounds(*key)) else None
+
+
+def busy_seconds() -> float:
+    """Seconds of all processors since the start of the machine, without idle and waiting."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    return (sum(ticks[:3]) + sum(ticks[5:7])) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def per_second(results: Results, names: Sequence[str], title: str, key: tuple[int, str, str], count: float) -> str:
+    """Row of a table: count / value of each engine by round, and ours over the best of the others."""
+    threads, command, value = key
+    unit = 1.0 if value == "seconds" else 1e3
+    cells, middle = [], {}
+    for name in names:
+        speeds = [unit * count / one for one in results.rounds(name, threads, command, value)]
+        cells.append(" / ".join(f"{one:.3g}" for one in speeds) or "not run")
+        if speeds:
+            middle[name] = statistics.median(speeds)
+    others = [speed for name, speed in middle.items() if name != OURS]
+    ratio = f"**{middle[OURS] / max(others):.2f}**" if OURS in middle and others else ""
+    return f"| {title} | {threads} | {' | '.join(cells)} | {ratio} |"
+
+
+def speed_table(args: argparse.Namespace, results: Results, names: Sequence[str]) -> list[str]:
+    rows = [f"| tokens/s by round | threads | {' | '.join(names)} | ours / best |", "|---" * (len(names) + 3) + "|"]
+    for threads in args.threads:
+        for context in args.contexts:
+            command = f"decode:1:{context}:{STEPS}"
+            for title, value in (("", "ms"), (", without the head", "body_ms")):
+                key = threads, command, value
+                rows.append(per_second(results, names, f"decode, 1 request, context {context}{title}", key, 1))
+        for batch in (batch for batch in args.batches if batch > 1):
+            key = threads, f"decode:{batch}:{args.contexts[0]}:{BATCH_STEPS}", "ms"
+            rows.append(per_second(results, names, f"decode, {batch} requests, context {args.contexts[0]}", key, batch))
+        for length in args.prefill:
+            rows.append(
+                per_second(results, names, f"prefill of {length}", (threads, f"prefill:{length}", "seconds"), length)
+            )
+    return rows
+
+
+def memory_table(args: argparse.Namespace, results: Results, engines: dict[str, Engine]) -> list[str]:
+    """Files, memory, load time, bytes per token and the share of the bandwidth at the first context."""
+    head = [f"GB/s, {threads} thread(s) (share)" for threads in args.threads]
+    titles = ["", "file GB", "resident GB (own)", "peak GB", "load s (start s)", "GB per token (head)", *head]
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name, engine in engines.items():
+        get = lambda command, value, name=name: results.median(name, args.threads[0], command, value) or 0.0  # noqa: E731
+        whole = sum(engine.reads.values())
+        row = [name, f"{engine.size / 1e9:.2f}", f"{get('load', 'rss_gb'):.2f} ({get('load', 'own_gb'):.2f})"]
+        start = f" ({get('load', 'ready'):.0f})" if name == OURS else ""
+        row += [f"{get('end', 'peak_gb'):.2f}", f"{get('load', 'seconds'):.1f}{start}"]
+        row.append(f"{whole / 1e9:.2f} ({engine.reads['head'] / 1e9:.2f})")
+        for threads in args.threads:
+            ms = results.median(name, threads, f"decode:1:{args.contexts[0]}:{STEPS}", "ms")
+            rate = whole / ms / 1e6 if ms else 0.0
+            row.append(f"{rate:.1f} ({rate / read_rate(results, threads):.0%})")
+        rows.append(f"| {' | '.join(row)} |")
+    return rows
+
+
+def read_rate(results: Results, threads: int) -> float:
+    """GB/s at which this machine reads, with the better kind of pages."""
+    return max(results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or 0.0 for pages in "01")
+
+
+def server_table(
+    args: argparse.Namespace, results: Results, reads: dict[str, float], real: dict[str, float]
+) -> list[str]:
+    """Tokens per second of GLM-5 with one request that larger machines allow by the bandwidth of their memory.
+
+    Args:
+        reads: bytes that the measured model reads per token. real: those of all layers of GLM-5, by way of serving.
+    """
+    key = f"decode:1:{args.contexts[0]}:{STEPS}", "ms"
+    rates = [(threads, results.median(OURS, threads, *key)) for threads in args.threads]
+    whole = sum(reads.values())
+    share = max((whole / ms / 1e6 / read_rate(results, threads) for threads, ms in rates if ms), default=0.0)
+    rows = [
+        f"GLM-5, W4A8, one request, tokens/s at {share:.0%} of the rate of the memory:\n",
+        f"| GB/s of the memory | GB per token | {' | '.join(map(str, SERVERS))} |",
+        "|---" * (len(SERVERS) + 2) + "|",
+    ]
+    for name, nbytes in real.items():
+        speeds = [f"{share * rate * 1e9 / nbytes:.1f}" for rate in SERVERS]
+        rows.append(f"| {name} | {nbytes / 1e9:.1f} | {' | '.join(speeds)} |")
+    return rows
+
+
+def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
+    names = ["ours", *KT]
+    rows = [f"| tokens | threads | {' | '.join(names)} | best kt / ours |", "|---" * (len(names) + 3) + "|"]
+    for threads in args.threads:
+        for tokens in args.experts:
+            middle = {name: results.median(f"experts {name}", threads, f"experts:{tokens}", "ms") for name in names}
+            cells = [f"{ms:.1f} ms" if ms else "not run" for ms in middle.values()]
+            others = [ms for name, ms in middle.items() if ms and name != "ours"]
+            ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""
+            rows.append(f"| {tokens} | {threads} | {' | '.join(cells)} | {ratio} |")
+    errors = [(name, results.median(f"experts {name}", args.threads[0], "experts:1", "error")) for name in names]
+    return [
+        *rows,
+        "",
+        "Relative error of one token: " + ", ".join(f"{name} {error:.3f}" for name, error in errors if error),
+    ]
+
+
+def tables(
+    args: argparse.Namespace, results: Results, engines: dict[str, Engine], real: dict[str, float]
+) -> list[list[str]]:
+    """All tables of the measurements, and what else ran on the machine."""
+    parts = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]
+    parts += [expert_table(args, results)] if args.experts else []
+    parts += [server_table(args, results, engines[OURS].reads, real)] if OURS in engines else []
+    rates = ", ".join(f"{threads} thread(s) read {read_rate(results, threads):.1f} GB/s" for threads in args.threads)
+    others = f"others used {statistics.median(results.foreign):.2f} cores (median of processes), at most"
+    return [*parts, [f"{rates}; {others} {max(results.foreign):.2f}"]]
