@@ -44,6 +44,20 @@ def test_the_readme_has_a_section_for_every_script() -> None:
     assert sorted(re.findall(r"`tools/(\w+)\.py` \|", text)) == [name.removeprefix("tools.") for name in TOOLS]
 
 
+def test_a_peer_that_cannot_be_built_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench_peers.py: the line of the log that names the error; what was measured before it stays."""
+    monkeypatch.syspath_prepend(FOLDER)
+    build, report = (importlib.import_module(f"peers.{name}") for name in ("build", "report"))
+    code, log = "print('fatal error: no compiler'); print('stopped'); raise SystemExit(3)", tmp_path / "logs/peer.log"
+    with pytest.raises(build.NotBuiltError, match=f"exit code 3: fatal error: no compiler .{log}"):
+        build.run([sys.executable, "-c", code], log)
+    results, command = report.Results(), f"decode:1:512:{report.STEPS}"
+    answer = f"""print('{{"command": "{command}", "ms": [90, 110, 100]}}'); raise SystemExit(1)"""
+    results.run(report.OURS, 1, [sys.executable, "-c", answer], log)
+    row = report.per_second(results, [report.OURS, report.Q4], "decode", (1, command, "ms"), 1)
+    assert row == "| decode | 1 | 10 | not run |  |" and len(results.foreign) == 1
+
+
 def test_layers_are_rounded_up_to_a_depth(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """report_depth.py: with no layer rounded there is the source, with all of them the checkpoint as it is stored."""
     monkeypatch.syspath_prepend(FOLDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -137,7 +138,7 @@ def memory_table(args: argparse.Namespace, results: Results, engines: dict[str, 
 
 def read_rate(results: Results, threads: int) -> float:
     """GB/s at which this machine reads, with the better kind of pages."""
-    return max(results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or 0.0 for pages in "01")
+    return max(results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or math.nan for pages in "01")
 
 
 def server_table(

@@ -20,7 +20,8 @@ from glm5_ascend.plan.constants import Constants
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout
 from glm5_ascend.plan.measure import LOADS, describe, measure_rates
-from glm5_ascend.plan.model import PlannedModel, from_directory
+from glm5_ascend.plan.model import PlannedModel, from_directory, named
+from glm5_ascend.plan.operators import StepLoad, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Workload
@@ -61,6 +62,18 @@ def imagined(model: PlannedModel, hardware: Hardware, noise: float = 0.0) -> lis
         times = 1e3 * p.ttft * (1 + noise), 0.0, 1e3 * p.tpot * (1 + noise), 0.0
         loads.append(MeasuredLoad(prompt, output, clients, clients, 0, 1.0, p.output_per_second / (1 + noise), *times))
     return loads
+
+
+def test_a_step_reads_int4_experts_as_they_are_packed() -> None:
+    """GLM-5's eight experts of one token: half a byte per weight, and scales; a CPU's decode is these bytes."""
+    step = StepLoad(tokens=1, requests=1, context=512)
+    nbytes = {}
+    for quantization in ("w4a8", "w8a8", "bf16"):
+        operators = step_operators(named("glm-5", quantization), load_hardware("a3"), measure.ENGINE, step)
+        nbytes[quantization] = sum(operator.nbytes for operator in operators if operator.name == "experts")
+    weights = 75 * 8 * 3 * 6144 * 2048
+    assert nbytes["w4a8"] == pytest.approx(weights / 2, rel=0.02)
+    assert nbytes["w8a8"] == pytest.approx(weights, rel=0.01) and nbytes["bf16"] == pytest.approx(2 * weights, rel=0.01)
 
 
 def test_every_rate_is_a_plausible_measurement(rates: Hardware) -> None:
