@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.serve.launch import CPU_ENVIRONMENT, ENVIRONMENT
+from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
@@ -141,7 +141,7 @@ def answer(engine: Engine, ids: list[int], command: str) -> dict[str, Any]:
 def main() -> None:
     began = time.perf_counter()
     directory, file, threads, *commands = sys.argv[1:]
-    for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     os.environ |= {"OMP_NUM_THREADS": threads, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     ids = array("i", Path(file).read_bytes()).tolist()
