@@ -38,7 +38,8 @@ PEERS = {
         ("-DGGML_IQK_FA_ALL_QUANTS=OFF", "-DUNUSED=" + ";".join(f"ggml/src/iqk/{name}.cpp" for name in _UNUSED)),
     ),
 }
-KT_KERNEL = "kt-kernel==0.7.2"
+#: Modules of kt-kernel and of what it imports, with their requirements.
+KT_KERNEL = {"kt_kernel": "kt-kernel==0.7.2", "gguf": "gguf"}
 
 
 def run(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -97,7 +98,8 @@ def client(work: Path, name: str, jobs: int) -> Path:
 def kt_kernel(work: Path) -> Path:
     """Folder with kt-kernel's wheel, for PYTHONPATH: it uses this environment's torch."""
     folder = work / "kt-kernel"
-    if not (folder / "kt_kernel").exists():
-        options = ["--no-deps", "--only-binary", ":all:", "--target", folder]
-        run([tools(work) / "python", "-m", "pip", "install", *options, KT_KERNEL], work / "logs/kt-kernel.log")
+    for module, requirement in KT_KERNEL.items():
+        if not (folder / module).exists():
+            options = ["--no-deps", "--only-binary", ":all:", "--target", folder]
+            run([tools(work) / "python", "-m", "pip", "install", *options, requirement], work / "logs/kt-kernel.log")
     return folder

@@ -17,6 +17,8 @@ from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
+#: Bytes of the caches per token, rounded up: 4 layers of 1152 + 256.
+CACHE_BYTES = 8192
 
 
 def memory() -> dict[str, float]:
@@ -35,7 +37,7 @@ class Engine:
         chosen: ids of the next step; empty: the model's own.
     """
 
-    def __init__(self, directory: str, requests: int, longest: int) -> None:
+    def __init__(self, directory: str, requests: int, longest: int, cached: int) -> None:
         from vllm import LLM
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -52,6 +54,7 @@ class Engine:
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
+            kv_cache_memory_bytes=cached * CACHE_BYTES,
         ).llm_engine  # fmt: skip
         compute_logits = self.runner.model.compute_logits
 
@@ -141,14 +144,15 @@ def answer(engine: Engine, ids: list[int], command: str) -> dict[str, Any]:
 def main() -> None:
     began = time.perf_counter()
     directory, file, threads, *commands = sys.argv[1:]
-    for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    for name, value in {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     os.environ |= {"OMP_NUM_THREADS": threads, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     ids = array("i", Path(file).read_bytes()).tolist()
     decodes = [[int(word) for word in command.split(":")[1:]] for command in commands if command.startswith("decode")]
     prompts = [int(command.split(":")[1]) for command in commands if not command.startswith("decode")]
     longest = max([64, *prompts, *(sum(decode[1:]) for decode in decodes)]) + 128
-    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest)
+    cached = max([longest, *(batch * (context + steps + 128) for batch, context, steps in decodes)])
+    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest, cached)
     ready = time.perf_counter() - began
     engine.prefill(ids[:64])
     print(json.dumps({"command": "load", "seconds": engine.load, "ready": ready} | memory()), flush=True)
