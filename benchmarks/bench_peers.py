@@ -109,10 +109,8 @@ def logits(work: Path, engines: dict[str, Engine], threads: int) -> dict[str, Pa
         words = [checkpoint, models.ids(work), check.LENGTH, check.COUNT, part]
         jobs[name] = [sys.executable, HERE / "peers/check.py", *words]
     for name, command in jobs.items():
-        if not (folder / name).exists():
-            results.run(name, threads, command, work / "logs/logits.log")
-            if (folder / f"{name}.part").exists():
-                (folder / f"{name}.part").rename(folder / name)
+        if not (folder / name).exists() and results.run(name, threads, command, work / "logs/logits.log"):
+            (folder / f"{name}.part").rename(folder / name)
     return {name: folder / name for name in jobs if (folder / name).exists()}
 
 

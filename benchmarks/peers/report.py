@@ -47,8 +47,8 @@ class Results:
 
     def run(
         self, name: str, threads: int, words: Iterable[object], log: Path, env: dict[str, str] | None = None
-    ) -> None:
-        """Run a process to its end and collect its answers; one that fails is a row without numbers."""
+    ) -> bool:
+        """Run a process to its end, collect its answers, and tell whether it succeeded."""
         began, busy, used = time.perf_counter(), busy_seconds(), own_seconds()
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | (env or {})
         with log.open("a") as file:
@@ -62,6 +62,7 @@ class Results:
                 self.answers.setdefault((name, threads, answer["command"]), []).append(answer)
         note = "" if done.returncode == 0 else f", exit code {done.returncode}: {log}"
         print(f"{name}, {threads} thread(s): {spent:.0f} s, others used {self.foreign[-1]:.2f} cores{note}", flush=True)
+        return done.returncode == 0
 
     def rounds(self, name: str, threads: int, command: str, value: str) -> list[float]:
         """A value of each round: the median of a list."""
