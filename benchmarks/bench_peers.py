@@ -115,7 +115,7 @@ def logits(work: Path, engines: dict[str, Engine], threads: int) -> dict[str, Pa
 
 
 def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | None) -> Results:
-    """All rounds: bandwidth, engines, experts; long prompts and kt-kernel's slower classes in the first one only."""
+    """All rounds: bandwidth, engines, experts with the first number of threads; long prompts in the first round only."""
     results, logs = Results(), args.work / "logs"
     for number in range(args.rounds):
         for threads in args.threads:
@@ -128,10 +128,10 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | Non
             commands += [f"decode:{batch}:{args.contexts[0]}:{BATCH_STEPS}" for batch in args.batches if batch > 1]
             for name, engine in engines.items():
                 results.run(name, threads, [*engine.command, *commands], logs / "engines.log")
-            for name in ["ours", *(KT if kt else ())] if args.experts else []:
-                words = [sys.executable, HERE / "peers/experts.py", name, threads, *args.experts]
-                env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}
-                results.run(f"experts {name}", threads, words, logs / "experts.log", env)
+        for name in ["ours", *(KT if kt else ())] if args.experts else []:
+            words = [sys.executable, HERE / "peers/experts.py", name, "{threads}", *args.experts]
+            env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}
+            results.run(f"experts {name}", args.threads[0], words, logs / "experts.log", env)
     return results
 
 

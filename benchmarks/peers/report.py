@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cpp Q4_0"
-#: Classes of kt-kernel: INT4 with a scale per row, per 32 columns, and INT8.
-KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE", "AMXInt8_MOE")
+#: Classes of kt-kernel: INT4 with a scale per row, and per 32 columns.
+KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE")
 #: Timed steps of one request, and of several at once.
 STEPS, BATCH_STEPS = 12, 6
 #: GB/s of servers: 8 channels of DDR4-3200, 8 and 12 of DDR5-4800, and two sockets with each of them.
@@ -166,21 +166,18 @@ def server_table(
 
 
 def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
-    names = ["ours", *KT]
-    rows = [f"| tokens | threads | {' | '.join(names)} | best kt / ours |", "|---" * (len(names) + 3) + "|"]
-    for threads in args.threads:
-        for tokens in args.experts:
-            middle = {name: results.median(f"experts {name}", threads, f"experts:{tokens}", "ms") for name in names}
-            cells = [f"{ms:.1f} ms" if ms else "not run" for ms in middle.values()]
-            others = [ms for name, ms in middle.items() if ms and name != "ours"]
-            ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""
-            rows.append(f"| {tokens} | {threads} | {' | '.join(cells)} | {ratio} |")
-    errors = [(name, results.median(f"experts {name}", args.threads[0], "experts:1", "error")) for name in names]
-    return [
-        *rows,
-        "",
-        "Relative error of one token: " + ", ".join(f"{name} {error:.3f}" for name, error in errors if error),
-    ]
+    """Times of the experts alone, and their errors."""
+    names, threads = ["ours", *KT], args.threads[0]
+    rows = [f"| experts, tokens | {' | '.join(names)} | best kt / ours |", "|---" * (len(names) + 2) + "|"]
+    for tokens in args.experts:
+        middle = {name: results.median(f"experts {name}", threads, f"experts:{tokens}", "ms") for name in names}
+        cells = [f"{ms:.1f} ms" if ms else "not run" for ms in middle.values()]
+        others = [ms for name, ms in middle.items() if ms and name != "ours"]
+        ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""
+        rows.append(f"| {tokens} | {' | '.join(cells)} | {ratio} |")
+    errors = [(name, results.median(f"experts {name}", threads, "experts:1", "error")) for name in names]
+    shown = ", ".join(f"{name} {error:.3f}" for name, error in errors if error)
+    return [*rows, f"\n{threads} thread(s); relative error of one token: {shown}"]
 
 
 def tables(
