@@ -115,7 +115,7 @@ def logits(work: Path, engines: dict[str, Engine], threads: int) -> dict[str, Pa
 
 
 def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | None) -> Results:
-    """All rounds: bandwidth, engines, experts with the first number of threads; long prompts in the first round only."""
+    """All rounds: bandwidth, engines, experts with the first of --threads; long prompts in the first round only."""
     results, logs = Results(), args.work / "logs"
     for number in range(args.rounds):
         for threads in args.threads:
