@@ -177,6 +177,25 @@ def test_faults_of_a_checkpoint(
     assert word in problems(rehearsed(vllm_ascend, broken, f"a3-single-{recipe}"))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "profile", "rank"), [("flash-w4a8", "a2-single-flash", "7"), ("flash-w8a8", "a3-single-flash", "0")]
+)
+def test_ranks_of_flash_are_taken_whole(
+    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
+) -> None:
+    """Weights, pages of the caches and states of linear attention are the planner's; KDA's own kernel is left out."""
+    answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
+    assert answer["ok"], problems(answer)
+    (only,) = answer["ranks"]
+    assert set(only["report"]["models"]) == {"target", "draft"} and only["report"]["unused"]["count"] == 0
+    assert abs(only["differences"]["parameters"]) < TOLERANCE
+    assert only["differences"]["cache"] == 0 and only["differences"]["state"] == 0
+    walk = only["report"]["walk"]
+    assert list(walk) == ["prefill", "prefill draft", "decode", "decode draft", "next draft"]
+    assert calls(walk["decode"], "_C_ascend::npu_sparse_flash_attention(") == 1  # of five layers
+    assert calls(walk["decode"], "_C_ascend::npu_hc_pre_v2(") == 10  # both halves of a layer
+
+
 def test_the_pre_release_takes_it_and_calls_other_operators(
     vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]
 ) -> None:
