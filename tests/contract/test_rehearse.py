@@ -183,17 +183,14 @@ def test_faults_of_a_checkpoint(
 def test_ranks_of_flash_are_taken_whole(
     vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
 ) -> None:
-    """Weights, pages of the caches and states of linear attention are the planner's; KDA's own kernel is left out."""
+    """Weights, pages of the caches and states of linear attention are the planner's; no step is walked."""
     answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
     assert set(only["report"]["models"]) == {"target", "draft"} and only["report"]["unused"]["count"] == 0
     assert abs(only["differences"]["parameters"]) < TOLERANCE
     assert only["differences"]["cache"] == 0 and only["differences"]["state"] == 0
-    walk = only["report"]["walk"]
-    assert list(walk) == ["prefill", "prefill draft", "decode", "decode draft", "next draft"]
-    assert calls(walk["decode"], "_C_ascend::npu_sparse_flash_attention(") == 1  # of five layers
-    assert calls(walk["decode"], "_C_ascend::npu_hc_pre_v2(") == 10  # both halves of a layer
+    assert not only["report"]["walk"] and "not stepped" in answer["verdict"]
 
 
 def test_the_pre_release_takes_it_and_calls_other_operators(
