@@ -177,14 +177,9 @@ def test_faults_of_a_checkpoint(
     assert word in problems(rehearsed(vllm_ascend, broken, f"a3-single-{recipe}"))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "profile", "rank"), [("flash-w4a8", "a2-single-flash", "7"), ("flash-w8a8", "a3-single-flash", "0")]
-)
-def test_ranks_of_flash_are_taken_whole(
-    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
-) -> None:
+def test_a_rank_of_flash_is_taken_whole(vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]) -> None:
     """Weights, pages of the caches and states of linear attention are the planner's; no step is walked."""
-    answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
+    answer = rehearsed(vllm_ascend_030, hollow("flash-w4a8"), "a2-single-flash", ranks="7")
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
     assert set(only["report"]["models"]) == {"target", "draft"} and only["report"]["unused"]["count"] == 0
