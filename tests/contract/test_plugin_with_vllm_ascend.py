@@ -100,7 +100,7 @@ def test_our_kernels_take_over_when_asked(run: Run, checkpoint: Path) -> None:
     assert missed(out, checkpoint) < 0.02
     attention = Attention(checkpoint)
     for item in asked(out):
-        want = attention.forward(item.states, item.positions, item.chosen)
+        want = attention.forward(item.states, item.positions, item.topk)
         assert float((item.output - want).norm() / want.norm()) < 1.5 * ERROR
 
 
@@ -114,8 +114,8 @@ def test_our_triton_kernels_take_over_when_asked(run: Run, tmp_path: Path) -> No
     assert any("GLM5_KERNELS=triton" in line for line in report["said"])
     attention = Attention(model)
     for item in asked(out, steps):
-        assert torch.equal(item.chosen, item.causal)
-        want = attention.forward(item.states, item.positions, item.chosen)
+        assert torch.equal(item.topk, item.causal)
+        want = attention.forward(item.states, item.positions, item.topk)
         assert float((item.output - want).norm() / want.norm()) < 1.5 * ERROR
 
 

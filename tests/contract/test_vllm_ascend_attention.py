@@ -54,7 +54,7 @@ class Asked:
     Attributes:
         states: hidden states of the request from its start, [L, D].
         positions: of the new tokens, [n].
-        chosen: bool [n, L], the positions the indexer chose.
+        topk: bool [n, L], true at the positions that the indexer selects.
         output: [n, D].
     """
 
@@ -86,8 +86,8 @@ def asked(ran: Path, steps: Sequence[str] = STEPS) -> Iterator[Asked]:
 
 def test_what_is_chosen_is_visible_and_complete(ran: Path) -> None:
     for item in asked(ran):
-        assert not (item.chosen & ~item.causal).any()
-        assert torch.equal(item.chosen.sum(1), (item.positions + 1).clamp_max(SPARSE))
+        assert not (item.topk & ~item.causal).any()
+        assert torch.equal(item.topk.sum(1), (item.positions + 1).clamp_max(SPARSE))
 
 
 def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) -> None:
@@ -96,7 +96,7 @@ def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) 
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for item in asked(ran):
         beyond = item.positions >= SPARSE
-        for kind, allowed in (("dense", item.causal), ("sparse", item.chosen)):
+        for kind, allowed in (("dense", item.causal), ("sparse", item.topk)):
             want = attention.forward(item.states, item.positions, allowed)
             for part, rows in (("up to", ~beyond), ("beyond", beyond)):
                 sums[item.step, f"{kind}, {part} {SPARSE}"][0] += float((item.output - want)[rows].square().sum())
@@ -127,7 +127,7 @@ def missed(ran: Path, checkpoint: Path, neighbours: bool = True) -> float:
     beyond = item.positions >= SPARSE
     scores = attention.index_scores(item.states, item.positions[beyond], neighbours)
     best = scores.masked_fill(~item.causal[beyond], -torch.inf).topk(SPARSE, dim=-1).indices
-    return 1 - float(item.chosen[beyond].gather(1, best).float().mean())
+    return 1 - float(item.topk[beyond].gather(1, best).float().mean())
 
 
 def test_without_triton_its_indexer_rotates_the_wrong_pairs(ran: Path, checkpoint: Path) -> None:
