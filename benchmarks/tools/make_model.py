@@ -4,7 +4,7 @@
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
     python benchmarks/tools/make_model.py OUT --preset flash                # a KDA and a DSA layer of GLM-5.3-Flash
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
-    python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5.2       # headers of all of it: for rehearse
+    python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5         # 418 GB of zeros: serve, rehearse
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -16,24 +16,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import tempfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from glm5_ascend.checkpoint.shards import DTYPE_NAMES
+from glm5_ascend.checkpoint.index import INDEX_NAME
+from glm5_ascend.checkpoint.output import copy_serving_files, file_facts
+from glm5_ascend.checkpoint.shards import Shard
+from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, ROT_FILE, ROT_NAME
+from glm5_ascend.checkpoint.writer import TensorSpec, shard_header, write_json
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.provenance import write_provenance
+from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.run.store import ROTATION_FILE
 
 SHARD_BYTES = 1_000_000_000
 OUTLIERS = 6
-INDEX = "model.safetensors.index.json"
+ROTATION = "global_rotation"
+#: Of the tokenizer: three special ones, and every byte.
+TOKENS = 259
 GLM5: dict[str, Any] = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
     "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 2,
@@ -73,9 +85,13 @@ FLASH: dict[str, Any] = {
 PRESETS = {"real": GLM5, "mid": MID, "tiny": TINY, "flash": FLASH}
 
 
+def seeded(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
 def values(name: str, part: Weight, shape: tuple[int, ...], config: ModelConfig) -> torch.Tensor:
     """The tensor `name`, fp32; the same for the same name and shape."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    generator = seeded(name)
     x = torch.empty(shape).normal_(generator=generator)
     if isinstance(part, Parameter):
         return x.mul_(x[0].numel() ** -0.5)
@@ -118,39 +134,62 @@ def stored(name: str, part: Weight, x: torch.Tensor, dtype: str) -> dict[str, to
     return {name: x.to(torch.bfloat16)}
 
 
-def write_hollow(shard: dict[str, torch.Tensor], path: Path) -> None:
+def write_hollow(shard: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write a shard with a header and a hole: it takes no space on the disk and reads as zeros."""
-    header, end = {}, 0
-    for name, tensor in shard.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded)
-    os.truncate(path, 8 + len(encoded) + end)
+    specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in shard.items()]
+    path.write_bytes(shard_header(specs))
+    os.truncate(path, path.stat().st_size + sum(spec.nbytes for spec in specs))
+
+
+def fill(path: Path) -> None:
+    """Write the small tensors of a hollow shard with which the model runs, some MB per GB.
+
+    The router is random: every token has other experts. Other linears stay zero: the hidden state is the embedding, and
+    the head chooses the next token by it, for the MTP layer, too (eh_proj). Rotations are the identity.
+    """
+    data = torch.from_numpy(np.memmap(path, np.uint8, "r+"))
+    for entry in Shard(path).entries.values():
+        tensor = data[entry.start : entry.end].view(entry.dtype).view(entry.shape)
+        table = entry.name.replace("lm_head.", "head.").split(".")[-2:][0]
+        if entry.name.endswith(("norm.weight", "input_scale")):
+            tensor.fill_(1)
+        elif entry.name.endswith("mlp.gate.weight"):
+            tensor.normal_(0, 0.02, generator=seeded(entry.name))
+        elif table in ("embed_tokens", "head"):
+            tensor[:TOKENS].normal_(0, 0.1, generator=seeded(table))
+        elif entry.name in (ROT_NAME, ROTATION) or table == "eh_proj":
+            tensor.fill_diagonal_(1)
 
 
 def write_quantized(source: Path, recipe: str, out: Path) -> None:
-    """Write the output of `quantize` for a hollow source: names, shapes and types of all tensors, without data."""
-    from glm5_ascend.checkpoint.source import SourceCheckpoint
-    from glm5_ascend.quantize.plan import QuantizationPlan
-    from glm5_ascend.quantize.recipe import find_recipe, load_recipe
-
+    """Write the output of `quantize` for a hollow source: files, names, shapes, types; values by `fill`."""
     plan = QuantizationPlan(SourceCheckpoint(source), load_recipe(find_recipe(recipe)))
-    out.mkdir(parents=True)
-    for path in source.iterdir():
-        if path.suffix != ".safetensors" and path.name != INDEX:
-            shutil.copy(path, out / path.name)
-    (out / "quant_model_description.json").write_text(json.dumps(plan.description()))
+    (out / ROTATION_FILE).parent.mkdir(parents=True)
+    copy_serving_files(source, out)
+    write_json(out / DESCRIPTION_NAME, plan.description())
     shards: list[dict[str, torch.Tensor]] = [{}]
+    files: dict[str, Mapping[str, torch.Tensor]] = {}
     for tensor in plan.outputs():
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if tensor.name == ROT_NAME:
+            files[ROT_FILE] = {ROT_NAME: empty}
+            continue
         if sum(one.nbytes for one in shards[-1].values()) >= SHARD_BYTES:
             shards.append({})
-        shards[-1][tensor.name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    weight_map = {name: f"model-{i:05d}.safetensors" for i, shard in enumerate(shards) for name in shard}
-    for i, shard in enumerate(shards):
-        write_hollow(shard, out / f"model-{i:05d}.safetensors")
-    (out / INDEX).write_text(json.dumps({"metadata": {"total_size": plan.output_bytes}, "weight_map": weight_map}))
-    print(f"{out}: {plan.output_bytes} bytes, {len(weight_map)} tensors, as recipe {recipe} makes them")
+        shards[-1][tensor.name] = empty
+    files |= {f"model-{number:05d}.safetensors": shard for number, shard in enumerate(shards)}
+    weight_map = {name: file for file, shard in files.items() for name in shard}
+    total = sum(tensor.nbytes for shard in files.values() for tensor in shard.values())
+    write_json(out / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    if plan.recipe.rotates:
+        files[ROTATION_FILE] = {ROTATION: torch.empty([plan.config.hidden_size] * 2, device="meta")}
+    for file, shard in files.items():
+        write_hollow(shard, out / file)
+        fill(out / file)
+    named = sorted(path.name for path in out.iterdir() if path.suffix == ".json")
+    content = {"recipe": {"name": recipe}, "seed": 0, "notes": ["hollow: zeros"]}
+    write_provenance(out, content, [*named, *files], file_facts(out, named))
+    print(f"{out}: {total} bytes, {len(weight_map)} tensors, as recipe {recipe} makes them")
 
 
 def write_tokenizer(out: Path) -> None:
@@ -178,7 +217,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, help="another vocab_size")
     parser.add_argument("--layers", type=int, help="another num_hidden_layers")
     parser.add_argument("--dense", type=int, help="another first_k_dense_replace")
-    parser.add_argument("--recipe", help="hollow, and as this recipe would quantize it: for rehearse")
+    parser.add_argument("--recipe", help="hollow, and as this recipe would quantize it: for serve and rehearse")
     parser.add_argument("--hollow", action="store_true", help="headers only, data as holes: for --dry-run at any size")
     parser.add_argument("--dtype", choices=("bf16", "fp8"), default="bf16")
     args = parser.parse_args()
@@ -236,8 +275,8 @@ def write_model(args: argparse.Namespace) -> None:
     count = total = 0
 
     def flush() -> None:
-        nonlocal shard, count
-        count += 1
+        nonlocal shard, count, total
+        count, total = count + 1, total + sum(tensor.nbytes for tensor in shard.values())
         file = f"model-{count:05d}.safetensors"
         write_hollow(shard, args.out / file) if args.hollow else save_file(shard, args.out / file, {"format": "pt"})
         weight_map.update(dict.fromkeys(shard, file))
@@ -251,12 +290,9 @@ def write_model(args: argparse.Namespace) -> None:
         x = torch.empty(shape, device="meta") if args.hollow else values(name, part, shape, config)
         shard |= stored(name, part, x, args.dtype)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
-            total += sum(tensor.nbytes for tensor in shard.values())
             flush()
-    total += sum(tensor.nbytes for tensor in shard.values())
     flush()
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (args.out / INDEX).write_text(json.dumps(index))
+    write_json(args.out / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": weight_map})
     print(f"{args.out}: {total} bytes in {count} shards")
 
 

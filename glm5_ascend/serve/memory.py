@@ -72,7 +72,8 @@ def check_memory(checkpoint: CheckpointSummary, command: ServerCommand) -> None:
 def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     """The memory of a server with this checkpoint and command, and what is available now."""
     weights = sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
-    copied = _copied(checkpoint.config) if checkpoint.types else weights
+    drafts = bool(value_of(command.argv, "--speculative-config"))
+    copied = _copied(checkpoint.config, drafts) if checkpoint.types else weights
     return Memory(
         weights, min(copied, weights), cache_bytes(command), _working(checkpoint.config, command), available()
     )
@@ -128,19 +129,22 @@ def _left_in_cgroups() -> Iterator[int]:
             yield max(0, int(limit) - int(used) + cached)
 
 
-def _copied(config: Mapping[str, Any]) -> int:
-    """Bytes of the weights of a quantized GLM-5 that the server copies: parts of fused layers, and small float ones."""
+def _copied(config: Mapping[str, Any], drafts: bool) -> int:
+    """Bytes of the weights of a quantized GLM-5 that the server copies, if it drafts, too, MTP's linears.
+
+    Of each layer: q_a_proj and kv_a_proj, which are fused; W_UK or W_UV; the indexer's float weights; experts' scales.
+    """
     size = _Sizes(config)
-    hidden, latents = size("hidden_size"), size("kv_lora_rank")
-    heads, index_heads, index_dim = size("num_attention_heads"), size("index_n_heads"), size("index_head_dim")
+    hidden, latents, heads = size("hidden_size"), size("kv_lora_rank"), size("num_attention_heads")
+    index_heads, index_dim, width = size("index_n_heads"), size("index_head_dim"), size("moe_intermediate_size")
     fused = hidden * (size("q_lora_rank") + latents + size("qk_rope_head_dim"))
-    absorbed = 2 * heads * (size("qk_nope_head_dim") + size("v_head_dim")) * latents
+    absorbed = 2 * heads * max(size("qk_nope_head_dim"), size("v_head_dim")) * latents
     indexer = 2 * (size("q_lora_rank") * index_heads * index_dim + hidden * (index_dim + index_heads))
     layers, dense = size("num_hidden_layers") + size("num_nextn_predict_layers"), size("first_k_dense_replace")
-    experts = size("n_routed_experts") * (4 * hidden + 4 * (2 * size("moe_intermediate_size") + hidden))
-    shared = 2 * hidden * size("moe_intermediate_size") * size("n_shared_experts")
-    mlps = dense * 2 * hidden * size("intermediate_size") + (layers - dense) * (experts + shared)
-    return layers * (fused + absorbed + indexer) + mlps
+    experts = size("n_routed_experts") * (4 * hidden + 4 * (2 * width + hidden))
+    query, value = size("q_lora_rank") * heads * size("qk_head_dim"), heads * size("v_head_dim") * hidden
+    draft = 2 * (3 * hidden * hidden + query + value + 3 * hidden * width * size("n_shared_experts"))
+    return layers * (fused + absorbed + indexer) + (layers - dense) * experts + drafts * draft
 
 
 def cache_bytes(command: ServerCommand) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.tools.make_model import INDEX, write_hollow
-from glm5_ascend.checkpoint.index import CheckpointDir
+from benchmarks.tools.make_model import write_hollow
+from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
 from glm5_ascend.deploy.rehearsal.result import TOLERANCE
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.command import ROOT, glm5_ascend
@@ -69,7 +69,7 @@ def changed(
     """A copy with other tensors, in one file; `words` go into config.json."""
     out.mkdir()
     for path in source.iterdir():
-        if path.suffix != ".safetensors" and path.name != INDEX:
+        if path.suffix != ".safetensors" and path.name != INDEX_NAME:
             shutil.copy(path, out / path.name)
     entries = CheckpointDir(source).entries.values()
     remaining = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})

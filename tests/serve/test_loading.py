@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.loading import ExpertTensors, SeenTensors, require_complete, source_tensors
 
@@ -86,7 +87,7 @@ def expert_file(experts: int) -> dict[str, torch.Tensor]:
 
 def test_experts_stay_where_they_lie() -> None:
     """Gate before up; every other tensor goes to vLLM's loader."""
-    experts, tensors = ExpertTensors(2, 6, 4, rows_per_byte=2), expert_file(2)
+    experts, tensors = ExpertTensors(2, 6, 4, W4A8_DYNAMIC), expert_file(2)
     pairs = SeenTensors([*tensors.items(), ("model.norm.weight", torch.ones(2))], {f"{LAYER}.mlp.experts": experts})
     assert [name for name, _ in pairs] == ["model.norm.weight"]
     require_complete(FakeModel(), pairs)
@@ -104,7 +105,27 @@ def test_experts_stay_where_they_lie() -> None:
 def test_one_missing_tensor_of_an_expert_is_named() -> None:
     needed = expert_file(2).keys() - {f"{LAYER}.mlp.experts.1.up_proj.scale_bias"}
     with pytest.raises(CheckpointError, match=r"lacks 1 tensors .* first is .*experts.1.up_proj.scale_bias"):
-        require_complete(FakeModel(), seen(*needed, experts=ExpertTensors(2, 6, 4, rows_per_byte=2)))
+        require_complete(FakeModel(), seen(*needed, experts=ExpertTensors(2, 6, 4, W4A8_DYNAMIC)))
+
+
+def test_float_experts_stay_where_they_lie() -> None:
+    """In the file's dtype; another one is a copy. They have no scales."""
+    experts = ExpertTensors(2, 6, 4, FLOAT)
+    tensors = {name: torch.randn(6, 4) if "down" in name else torch.randn(4, 6) for name in experts.names("e")}
+    assert len(tensors) == 6
+    for name, tensor in tensors.items():
+        _, number, projection, kind = name.split(".")
+        experts.add(name, int(number), projection, kind, tensor)
+    for dtype in (torch.float32, torch.bfloat16):
+        for e, parts in enumerate(experts.floats(dtype)):
+            for projection, part in zip(("gate_proj", "up_proj", "down_proj"), parts, strict=True):
+                tensor = tensors[f"e.{e}.{projection}.weight"]
+                assert torch.equal(part.weight, tensor.to(dtype))
+                assert (part.weight.data_ptr() == tensor.data_ptr()) == (dtype is torch.float32)
+    with pytest.raises(CheckpointError, match="no such tensor"):
+        experts.add("e.0.up_proj.weight_scale", 0, "up_proj", "weight_scale", torch.ones(4, 1))
+    with pytest.raises(CheckpointError, match=r"is torch.int8"):
+        experts.add("e.0.up_proj.weight", 0, "up_proj", "weight", torch.ones(4, 6, dtype=torch.int8))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +144,6 @@ def test_one_missing_tensor_of_an_expert_is_named() -> None:
     ],
 )
 def test_experts_that_do_not_fit(name: str, tensor: torch.Tensor, words: str) -> None:
-    experts = {f"{LAYER}.mlp.experts": ExpertTensors(2, 6, 4, rows_per_byte=2)}
+    experts = {f"{LAYER}.mlp.experts": ExpertTensors(2, 6, 4, W4A8_DYNAMIC)}
     with pytest.raises(CheckpointError, match=words):
         list(SeenTensors([(f"{LAYER}.mlp.experts.{name}", tensor)], experts))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +42,17 @@ def resident(file: Path) -> int:
     return total
 
 
+def cached(tensor: torch.Tensor) -> int:
+    """Bytes of a mapped tensor, but for its ends, that Linux has in memory."""
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE
+    flags = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * mmap.PAGESIZE), flags) == 0
+    return mmap.PAGESIZE * sum(flag & 1 for flag in flags)
+
+
 def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
-    """What all of this rests on: safetensors maps the file and reads nothing before it is needed."""
+    """safetensors maps the file and reads nothing before it is needed."""
     tensor = load(directory, "whole")
     assert resident(directory / "model.safetensors") < tensor.nbytes / 2
     assert int(tensor.sum()) == 512 * 8192
@@ -60,14 +74,53 @@ def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
     copied: list[torch.Tensor] = []
     loader = mapped(lambda param, loaded, *shard: copied.append(loaded))
     whole, narrow, wide = (load(directory, name) for name in ("whole", "narrow", "wide"))
-    kept = torch.nn.Parameter(torch.empty_like(whole), requires_grad=False)
-    loader(kept, whole)
-    assert kept.data_ptr() == whole.data_ptr() and not copied
+    whole_parameter = torch.nn.Parameter(torch.empty_like(whole), requires_grad=False)
+    loader(whole_parameter, whole)
+    assert whole_parameter.data_ptr() == whole.data_ptr() and not copied
     fused = torch.nn.Parameter(torch.empty(1024, 8192, dtype=torch.int8), requires_grad=False)
     other_type = torch.nn.Parameter(torch.empty(4, 64, dtype=torch.bfloat16), requires_grad=False)
     no_whole_vectors = torch.nn.Parameter(torch.empty_like(narrow), requires_grad=False)
     loader(fused, whole)
-    loader(kept, whole, 0)  # a part of a fused parameter, even if it is as large
+    loader(whole_parameter, whole, 0)  # a part of a fused parameter, even if it is as large
     loader(other_type, wide)
     loader(no_whole_vectors, narrow)
     assert len(copied) == 4
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    """Nothing by mapping a tensor, and `will_need` nothing around it; a plain access reads megabytes around."""
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.ones(2**25, dtype=torch.int8) for name in "ab"}, path)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    tensor = dict(mapped_files.mapped_tensors(tmp_path, [("vLLM's", torch.ones(1))]))["b"]
+    if cached(tensor) > tensor.nbytes / 2:
+        pytest.skip("this file system keeps its files in memory")
+    assert cached(tensor) == 0
+    part = tensor[2**24 : 2**24 + 8192]
+    mapped_files.will_need([part])
+    assert int(part.sum()) == 8192
+    assert 8192 <= cached(tensor) <= 8192 + 2 * mmap.PAGESIZE
+
+
+def test_float_experts() -> None:
+    """Each token's experts one after the other; a negative id is an expert of another rank."""
+    pytest.importorskip("vllm")
+    from glm5_ascend.serve.plugin.experts import FloatExperts
+    from glm5_kernels.ops import LinearWeights
+
+    torch.manual_seed(0)
+    experts = [[torch.randn(32, 64), torch.randn(32, 64), torch.randn(64, 32)] for _ in range(4)]
+    x, weights, ids = torch.randn(5, 64), torch.rand(5, 2), torch.tensor([[0, 1], [3, 0], [1, 3], [0, 3], [-1, 1]])
+    layer = SimpleNamespace(operands=[[LinearWeights(part) for part in expert] for expert in experts])
+    method: Any = FloatExperts
+    out = method.apply(None, layer, x, weights, ids)
+    for token in range(5):
+        expected = torch.zeros(64)
+        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
+            if expert >= 0:
+                gate, up, down = experts[expert]
+                expected += weight * (down @ (torch.nn.functional.silu(gate @ x[token]) * (up @ x[token])))
+        torch.testing.assert_close(out[token], expected, rtol=1e-4, atol=1e-3)

@@ -60,6 +60,8 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
     stated = need(directory, 0, monkeypatch, "--kv-cache-memory-bytes", "7000", VLLM_CPU_KVCACHE_SPACE="4")
     longer = need(directory, 0, monkeypatch, "--max-num-batched-tokens=8192")
     assert stated.cache == 7000 and longer.working > 1.5 * plain.working
+    drafts = need(directory, 0, monkeypatch, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
+    assert 0.5e9 < drafts.copied - plain.copied < 1e9  # the MTP layer's experts stay in the file
 
 
 @pytest.mark.parametrize(

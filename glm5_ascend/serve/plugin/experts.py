@@ -1,4 +1,4 @@
-"""Routed experts of an `ascend` checkpoint: int4 or int8 weights, int8 activations, integer sums.
+"""Routed experts of an `ascend` checkpoint: integers, int8 activations and integer sums, or floats (the MTP layer's).
 
 The weights stay where the checkpoint's files are mapped (`loading.ExpertTensors`).
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import silu
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
 from glm5_ascend.serve.plugin.loading import ExpertTensors
 from glm5_kernels import ops
 
@@ -17,7 +19,7 @@ from glm5_kernels import ops
 class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
     """Quantization method of W8A8_DYNAMIC experts."""
 
-    rows_per_byte = 1
+    scheme = W8A8_DYNAMIC
 
     def create_weights(
         self,
@@ -28,7 +30,7 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        layer.tensors = ExpertTensors(num_experts, hidden_size, intermediate_size_per_partition, self.rows_per_byte)
+        layer.tensors = ExpertTensors(num_experts, hidden_size, intermediate_size_per_partition, self.scheme)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.operands = layer.tensors.operands()
@@ -46,4 +48,26 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
 class Int4Experts(Int8Experts):
     """W4A8_DYNAMIC experts: two output rows per byte."""
 
-    rows_per_byte = 2
+    scheme = W4A8_DYNAMIC
+
+
+class FloatExperts(Int8Experts):
+    """FLOAT experts, one after the other. vLLM's own method holds a second copy of all of them, 19 GB in GLM-5."""
+
+    scheme = FLOAT
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.operands = layer.tensors.floats(layer.params_dtype)
+        del layer.tensors
+
+    def apply(
+        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *args: Any, **kw: Any
+    ) -> torch.Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float32)
+        for expert in topk_ids[topk_ids >= 0].unique().tolist():  # negative: on another rank
+            gate, up, down = layer.operands[expert]
+            token, choice = torch.where(topk_ids == expert)
+            rows = x[token]
+            hidden = silu(ops.int8_linear(rows, gate)).mul_(ops.int8_linear(rows, up))
+            out.index_add_(0, token, ops.int8_linear(hidden, down).float() * topk_weights[token, choice, None])
+        return out.to(x.dtype)

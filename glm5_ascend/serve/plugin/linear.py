@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
 
     def create_weights(
         self,
-        layer: torch.nn.Module,
+        layer: Any,
         input_size_per_partition: int,
         output_partition_sizes: list[int],
         input_size: int,
@@ -43,6 +43,8 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         layer.register_parameter(
             "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
         )
+        if self.prefix.endswith(".gate_up_proj"):
+            layer.weight.parts = {}  # stay in the file, and are multiplied one after the other
         for name, shape, dtype in self.channel_parameters(rows):
             data = torch.zeros(shape, dtype=dtype)
             layer.register_parameter(
@@ -56,9 +58,11 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: Any) -> None:
         # Plain tensors: attribute access of a Parameter is slower.
         layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
+        layer.op_parts = in_parts(layer.op_weights, getattr(layer.weight, "parts", {}))
 
-    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        y = ops.int8_linear(x, linear_weights(layer))
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        results = [ops.int8_linear(x, part) for part in layer.op_parts]
+        y = results[0] if len(results) == 1 else torch.cat(results, dim=-1)
         return y if bias is None else y + bias
 
     def weights(self, layer: Any) -> ops.LinearWeights:
@@ -138,6 +142,20 @@ def linear_weights(layer: Any) -> ops.LinearWeights:
     return ops.LinearWeights(layer.weight.data)
 
 
+def in_parts(fused: ops.LinearWeights, parts: Mapping[int, torch.Tensor]) -> list[ops.LinearWeights]:
+    """The weights of a fused layer one after the other, if its parts stay in the file, else the weights together."""
+    if not parts:
+        return [fused]
+    weights, rows = [parts[i] for i in sorted(parts)], [len(parts[i]) for i in sorted(parts)]
+    scales, biases = (
+        [None] * len(rows) if field is None else field.split(rows) for field in (fused.scale, fused.quant_bias)
+    )
+    return [
+        fused._replace(weight=weight, scale=scale, quant_bias=bias)
+        for weight, scale, bias in zip(weights, scales, biases, strict=True)
+    ]
+
+
 def plain(field: Any) -> Any:
     return field.data if isinstance(field, torch.nn.Parameter) else field
 
@@ -145,13 +163,16 @@ def plain(field: Any) -> Any:
 def mapped(loader: Callable[..., None]) -> Callable[..., None]:
     """Loader that keeps a tensor of the parameter's layout where it is, a view of a mapped file, instead of copying it.
 
-    Rows are whole vectors of the compiled product; parts of a fused parameter are copied.
+    Rows are whole vectors of the compiled product; parts of a fused parameter are copied, unless it has `parts`.
     """
 
-    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any) -> None:
-        same = (loaded.shape, loaded.dtype) == (param.shape, param.dtype) and not loaded.shape[-1] % PADDING
-        if same and not shard and not loaded.data_ptr() % loaded.element_size():
+    def load(param: Any, loaded: torch.Tensor, *shard: Any) -> None:
+        fits = loaded.dtype == param.dtype and not loaded.shape[-1] % PADDING
+        fits = fits and not loaded.data_ptr() % loaded.element_size()
+        if fits and not shard and loaded.shape == param.shape:
             param.data = loaded
+        elif fits and shard and hasattr(param, "parts"):
+            param.parts[shard[0]] = loaded
         else:
             loader(param, loaded, *shard)
 

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.glm5 import GLM5
+from glm5_ascend.serve.plugin.mapped_files import will_need
 from glm5_kernels import ops
 
 FUSED_SHARDS = {**GLM5.fused_modules, **GLM5.fused_float_modules}
@@ -25,22 +27,23 @@ EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,9})\.(?P<project
 
 
 class ExpertTensors:
-    """The tensors of a layer's routed experts, each given once.
+    """The tensors of a layer's routed experts of one type, each given once; none is read before all are there.
 
     Attributes:
-        blocks: the weight of each expert by projection, a view of the file. scales: fp32 [E, N] by projection.
+        weights, scales: of each expert by projection, views of the files.
     """
 
-    def __init__(self, experts: int, hidden: int, width: int, rows_per_byte: int) -> None:
-        self._experts, self._rows_per_byte = experts, rows_per_byte
+    def __init__(self, experts: int, hidden: int, width: int, scheme: str) -> None:
+        self._experts, self._scheme = experts, scheme
         self._sizes = {GATE: (width, hidden), UP: (width, hidden), DOWN: (hidden, width)}
-        self.blocks: dict[str, dict[int, torch.Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
-        self.scales = {projection: torch.empty(experts, rows) for projection, (rows, _) in self._sizes.items()}
+        self.weights: dict[str, dict[int, torch.Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
+        self.scales: dict[str, dict[int, torch.Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
 
     def names(self, prefix: str) -> Iterator[str]:
         """The names of all tensors that the checkpoint must have; `prefix` is that of the experts."""
+        kinds = ["weight"] if self._scheme == FLOAT else ["weight", "weight_scale"]
         # The engines on an NPU need scale_bias, which undoes a shift that only they make.
-        kinds = ["weight", "weight_scale"] + ["scale_bias"] * (self._rows_per_byte == 2)
+        kinds += ["scale_bias"] * (self._scheme == W4A8_DYNAMIC)
         for expert in range(self._experts):
             yield from (f"{prefix}.{expert}.{projection}.{kind}" for projection in self._sizes for kind in kinds)
 
@@ -48,27 +51,39 @@ class ExpertTensors:
         """Take the tensor `name`. Raises `CheckpointError` for one that the model lacks, or of another layout."""
         rows, columns = self._sizes.get(projection, (0, 0))
         sums = DOWN_PROJ_PARTIAL_SUMS if projection == DOWN else 1
-        shapes = {"weight": (rows // self._rows_per_byte, columns), "weight_scale": (rows, 1)}
-        shapes |= {"weight_offset": (rows, 1), "scale_bias": (rows, sums)}
+        shapes = {"weight": (rows // (2 if self._scheme == W4A8_DYNAMIC else 1), columns)}
+        if self._scheme != FLOAT:
+            shapes |= {"weight_scale": (rows, 1), "weight_offset": (rows, 1), "scale_bias": (rows, sums)}
         if kind not in shapes or not rows or expert >= self._experts:
             raise CheckpointError(f"{name}: the model has no such tensor", "check n_routed_experts of config.json")
-        if tensor.shape != shapes[kind] or (kind == "weight" and tensor.dtype != torch.int8):
+        is_code = tensor.dtype == torch.int8
+        if tensor.shape != shapes[kind] or (kind == "weight" and is_code == (self._scheme == FLOAT)):
             raise CheckpointError(
                 f"{name}: {projection} of expert {expert} is {tensor.dtype} {list(tensor.shape)}, "
                 f"expected {list(shapes[kind])}",
                 "W4A8_DYNAMIC weights are packed int8 [N/2, K]; down_proj's scale_bias is [N, 16]",
             )
-        if kind == "weight":
-            self.blocks[projection][expert] = tensor.view(torch.uint8) if self._rows_per_byte == 2 else tensor
-        elif kind == "weight_scale":
-            self.scales[projection][expert] = tensor.flatten()
+        if kind in ("weight", "weight_scale"):
+            (self.weights if kind == "weight" else self.scales)[projection][expert] = tensor
+
+    def floats(self, dtype: torch.dtype) -> list[tuple[ops.LinearWeights, ...]]:
+        """Gate, up and down projection of each FLOAT expert, in the file where the file has this dtype."""
+        return [
+            tuple(ops.LinearWeights(tensors[e].to(dtype)) for tensors in self.weights.values())
+            for e in range(self._experts)
+        ]
 
     def operands(self) -> tuple[ops.ExpertWeights, torch.Tensor, ops.ExpertWeights, torch.Tensor]:
-        """w13, w13_scale, w2 and w2_scale of `ops.w4a8_moe`."""
-        gate, up, down = ([blocks[e] for e in range(self._experts)] for blocks in self.blocks.values())
-        gate_up = [block for pair in zip(gate, up, strict=True) for block in pair]
-        scale = torch.cat([self.scales[GATE], self.scales[UP]], dim=1)
-        return ops.ExpertWeights(gate_up), scale, ops.ExpertWeights(down), self.scales[DOWN]
+        """w13, w13_scale, w2 and w2_scale of `ops.w4a8_moe`, which reads packed INT4 as uint8."""
+        dtype = torch.uint8 if self._scheme == W4A8_DYNAMIC else torch.int8
+        gate, up, down = ([tensors[e].view(dtype) for e in range(self._experts)] for tensors in self.weights.values())
+        gate_up = [weight for pair in zip(gate, up, strict=True) for weight in pair]
+        will_need(scale for tensors in self.scales.values() for scale in tensors.values())
+        scales = [
+            torch.stack([tensors[e].flatten() for e in range(self._experts)]).float()
+            for tensors in self.scales.values()
+        ]
+        return ops.ExpertWeights(gate_up), torch.cat(scales[:2], dim=1), ops.ExpertWeights(down), scales[2]
 
 
 def expert_tensors(model: Any) -> dict[str, ExpertTensors]:

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
+import torch
+
+from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.serve.memory import available
 
-#: Linux's madvise: huge pages where the file system has them; read now (5.14 and later).
-_MADV_HUGEPAGE, _MADV_POPULATE_READ = 14, 22
+#: Linux's madvise: read soon; huge pages where the file system has them; read now (5.14 and later).
+_MADV_WILLNEED, _MADV_HUGEPAGE, _MADV_POPULATE_READ = 3, 14, 22
 _MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) .*? (?P<path>/.*\.safetensors)")
+
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def mapped_tensors(directory: Path, weights: Weights) -> Weights:
+    """Name and view of every tensor of a checkpoint, file by file, in place of `weights`; nothing is read.
+
+    The safetensors library looks at each tensor, and Linux then reads megabytes around: all of the file.
+    """
+    if not directory.is_dir():  # a name of the hub
+        yield from weights
+        return
+    next(iter(weights))  # starts vLLM's clock
+    for shard in CheckpointDir(directory).shards.values():
+        storage = torch.UntypedStorage.from_file(str(shard.path), shared=False, nbytes=shard.path.stat().st_size)
+        file = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+        for name, entry in shard.entries.items():
+            data = file[entry.start : entry.end]
+            data = data.clone() if entry.start % entry.dtype.itemsize else data
+            yield name, data.view(entry.dtype).view(entry.shape)
 
 
 def read_ahead(directory: Path) -> None:
@@ -19,16 +45,28 @@ def read_ahead(directory: Path) -> None:
 
     A machine with less memory reads what it needs, when it needs it. Other systems and older kernels ignore this.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "madvise"):
-        return
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     mappings = list(_mappings(directory.resolve()))
     fit = sum(size for _, size in mappings) < available()
     for start, size in mappings:
-        libc.madvise(start, size, _MADV_HUGEPAGE)
+        _madvise()(start, size, _MADV_HUGEPAGE)
         if fit:
-            libc.madvise(start, size, _MADV_POPULATE_READ)
+            _madvise()(start, size, _MADV_POPULATE_READ)
+
+
+def will_need(tensors: Iterable[torch.Tensor]) -> None:
+    """Ask Linux to read these tensors of mapped files, all at once, and nothing around them."""
+    for tensor in tensors:
+        start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        _madvise()(start, tensor.data_ptr() + tensor.nbytes - start, _MADV_WILLNEED)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    function = getattr(ctypes.CDLL(None), "madvise", None)
+    if function is None:
+        return lambda start, size, advice: -1
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function  # type: ignore[no-any-return]
 
 
 def _mappings(directory: Path) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
-from glm5_ascend.serve.plugin.mapped_files import read_ahead
+from glm5_ascend.serve.plugin.mapped_files import mapped_tensors, read_ahead
 from glm5_ascend.serve.servable import topk_pattern
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
@@ -50,7 +50,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         use_our_products(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, expert_tensors(self), extract=(ROT_NAME,))
+        seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen)
         read_ahead(self.directory)
@@ -65,6 +65,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
     """
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        self.directory = Path(vllm_config.model_config.model)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         description = getattr(vllm_config.quant_config, "description", None)
         self.is_rot_used = description is not None and description.is_rot_used
@@ -87,7 +88,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(weights, expert_tensors(self), extract=(ROT_NAME,))
+        seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         if self.is_rot_used != (ROT_NAME in seen.extracted):
             raise CheckpointError(

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.serve.plugin.description import FUSED, QuantDescription, load_description
-from glm5_ascend.serve.plugin.experts import Int4Experts, Int8Experts
+from glm5_ascend.serve.plugin.experts import FloatExperts, Int4Experts, Int8Experts
 from glm5_ascend.serve.plugin.linear import W8A8DynamicLinear, W8A8StaticLinear
 
 METHOD = "ascend"
@@ -59,9 +59,8 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
         if isinstance(layer, LinearBase):
             return self._linear_method(self.description.type_of(prefix), prefix)
         if isinstance(layer, RoutedExperts):
-            tensor_type = self.description.type_of(prefix)
-            methods = {W4A8_DYNAMIC: Int4Experts, W8A8_DYNAMIC: Int8Experts}
-            return methods[tensor_type](layer.moe_config) if tensor_type != FLOAT else None
+            methods = {W4A8_DYNAMIC: Int4Experts, W8A8_DYNAMIC: Int8Experts, FLOAT: FloatExperts}
+            return methods[self.description.type_of(prefix)](layer.moe_config)
         return None
 
     def _linear_method(self, tensor_type: str, prefix: str) -> Any:
