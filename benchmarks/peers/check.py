@@ -36,7 +36,7 @@ def forward(directory: Path, sequences: list[torch.Tensor]) -> torch.Tensor:
         walk.step(layer)
     last = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0) - 1
     normed = model.final_norm(walk.hidden[last])
-    return torch.cat([normed @ rows.T for _, rows in model.head()], dim=-1)
+    return torch.cat([normed @ model.head(*rows).T for rows in model.head_blocks()], dim=-1)
 
 
 def read_logits(path: Path) -> torch.Tensor:
