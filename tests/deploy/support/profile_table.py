@@ -40,6 +40,6 @@ def table() -> str:
 
 if __name__ == "__main__":
     text = README.read_text(encoding="utf-8")
-    start = text.index("| profile | weights |")
+    start = text.index(HEAD)
     end = text.index("\n\n", start) + 1
     README.write_text(text[:start] + table() + text[end:], encoding="utf-8")
