@@ -61,12 +61,6 @@ def test_indexers_of_sharing_layers_are_allowed(tmp_path: Path) -> None:
     prepare(with_tensors(tmp_path / "source", "model.layers.3.self_attn.indexer.wk.weight", **SHARED_INDEXER))
 
 
-def test_indexer_types_alone_are_refused(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "source", indexer_types=["full", "shared", "full"])
-    with pytest.raises(CheckpointError, match=r"layers \[1\] are \'shared\' in indexer_types"):
-        prepare(QuantizeOptions(source, tmp_path / "out"))
-
-
 @pytest.mark.parametrize("row", FAULTS, ids=lambda row: row.name)
 def test_what_verify_refuses_is_refused(row: Row, tiny_source: Path, tmp_path: Path) -> None:
     ck = Linked(tiny_source, tmp_path / "source")
