@@ -17,8 +17,8 @@ from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
-#: Bytes of the caches per token, rounded up: 4 layers of 1152 + 256.
-CACHE_BYTES = 8192
+#: Bytes of the caches per token by dtype, rounded up: 4 layers of 1152 + 256, in fp32 twice as much.
+CACHE_BYTES = {"auto": 8192, "float32": 16384}
 
 
 def memory() -> dict[str, float]:
@@ -37,7 +37,7 @@ class Engine:
         chosen: ids of the next step; empty: the model's own.
     """
 
-    def __init__(self, directory: str, requests: int, longest: int, cached: int) -> None:
+    def __init__(self, directory: str, requests: int, longest: int, cached: int, dtype: str) -> None:
         from vllm import LLM
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -54,7 +54,7 @@ class Engine:
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
-            kv_cache_memory_bytes=cached * CACHE_BYTES,
+            dtype=dtype, kv_cache_memory_bytes=cached * CACHE_BYTES[dtype],
         ).llm_engine  # fmt: skip
         compute_logits = self.runner.model.compute_logits
 
@@ -152,7 +152,9 @@ def main() -> None:
     prompts = [int(command.split(":")[1]) for command in commands if not command.startswith("decode")]
     longest = max([64, *prompts, *(sum(decode[1:]) for decode in decodes)]) + 128
     cached = max([longest, *(batch * (context + steps + 128) for batch, context, steps in decodes)])
-    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest, cached)
+    # In bf16 an activation near the border of two integers, or of two experts, goes the other way.
+    dtype = "float32" if any(command.startswith("logits") for command in commands) else "auto"
+    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest, cached, dtype)
     ready = time.perf_counter() - began
     engine.prefill(ids[:64])
     print(json.dumps({"command": "load", "seconds": engine.load, "ready": ready} | memory()), flush=True)
