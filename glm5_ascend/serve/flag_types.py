@@ -171,7 +171,7 @@ def expected(kind: Any) -> str:
     if isinstance(kind, dict):
         return "a JSON object"
     if isinstance(kind, list):
-        return f"one of {', '.join(map(str, kind))}" if len(kind) <= 2 * _CLOSE else f"such as {kind[0]}"
+        return f"one of {', '.join(map(str, kind))}" if len(kind) <= 2 * _CLOSE else f"another value, such as {kind[0]}"
     return EXPECTED.get(kind, "another value")
 
 

@@ -69,7 +69,9 @@ def changed(
     """A copy with other tensors, in one file; `words` go into config.json."""
     out.mkdir()
     for path in source.iterdir():
-        if path.suffix != ".safetensors" and path.name != INDEX_NAME:
+        if path.is_dir():
+            shutil.copytree(path, out / path.name)
+        elif path.suffix != ".safetensors" and path.name != INDEX_NAME:
             shutil.copy(path, out / path.name)
     entries = CheckpointDir(source).entries.values()
     remaining = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})
@@ -90,6 +92,8 @@ def without(*endings: str, layer: str = "") -> Callable[[Tensors], Tensors]:
 
 def problems(answer: dict[str, Any]) -> str:
     assert not answer["ok"], "nothing was found"
+    if "error" in answer:  # refused before vllm-ascend is asked
+        return str(answer["error"]["message"])
     return "\n".join(line for rank in answer["ranks"] for line in rank["problems"])
 
 
@@ -129,7 +133,7 @@ def calls(walk: dict[str, Any], name: str) -> int:
     ("flags", "message"),
     [
         (["--additional-config", '{"enable_dsa_cp": true}'], "DSA CP requires SP"),
-        (["--kv-cache-dtype", "int8"], "invalid choice: 'int8'"),  # C8 as later versions spell it
+        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype is 'int8'"),  # C8 as later versions spell it
         (["--tensor-parallel-size", "12"], "12"),  # it does not divide 64 heads
         (["--data-parallel-size", "3"], "48 expert parallel ranks do not divide 256 experts"),
     ],

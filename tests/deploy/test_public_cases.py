@@ -86,7 +86,7 @@ def test_a_file_of_flags_is_read(tmp_path: Path) -> None:
         ("--gpu-memory-utilization 0,9", "expected a number"),
         ("--gpu-memory-utilization 95", "--gpu-memory-utilization is 95, expected a share"),
         ("--enable-expert-parallel true", "--enable-expert-parallel takes no value"),
-        ("--kv-cache-dtype fp7", "--kv-cache-dtype is 'fp7', expected such as auto"),
+        ("--kv-cache-dtype fp7", "--kv-cache-dtype is 'fp7', expected another value, such as auto"),
         ("--max-num-seq-s 8", "vLLM 0.23.0 has no such flag"),
         ("--max 8", "an abbreviation of --max-"),
         ("--model /other", "--model: DIR is the checkpoint already"),

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from glm5_kernels import registry
 from tests.serve.support.engine import generate, model_of, start
 
-PROMPTS = [[7 + i % 200 for i in range(40)], [9, 8, 7]]
+#: The first one is longer than index_topk: up to it the indexer computes no queries.
+PROMPTS = [[7 + i % 200 for i in range(80)], [9, 8, 7]]
 SHARDS = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
