@@ -68,7 +68,7 @@ def select_topk(
         # The tokens behind the last complete pool are always chosen.
         numbers = torch.arange(rows.stop, device=x.device)
         tail = (numbers >= complete[:, None] * pool).tril(rows.start)
-        selected[rows, : rows.stop] |= tail
+        selected[rows, : rows.stop].logical_or_(tail)  # torch_npu has no bitwise_or_
     return selected
 
 
