@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.training import attention, evaluate, export, flash, held_out, loading, optim, stages, train, trunk
+from benchmarks.training import attention, evaluate, export, flash, held_out, loading, optim, stages, train
 from benchmarks.training.rows import RowSource
 from glm5_ascend.demo_model.resources import DemoModel, data_folder, write_demo_model
 from glm5_ascend.fidelity.evaluation.python_docs import documents
+from tests.demo_model.support.forward import logits, tokens_of
 
 TINY = {
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3,
@@ -42,29 +43,12 @@ def tiny(tokenizer: Any) -> Any:
     return model.eval()
 
 
-def tokens_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 1000, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def logits(
-    model: Any, tokens: torch.Tensor, mode: attention.Mode, segments: torch.Tensor | None = None
-) -> torch.Tensor:
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    segments = torch.zeros_like(tokens) if segments is None else segments
-    positions = positions - torch.tensor([[int((row == s).nonzero()[0]) for s in row] for row in segments])
-    layout = attention.packed(flash.no_rotation, segments, positions)
-    hidden, _ = trunk.trunk_forward(model, tokens, layout, mode, learn=False)
-    output: torch.Tensor = model.lm_head(hidden)
-    return output
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(("mode", "length"), [("sparse", 71), ("sparse", 48), ("dense", 16)])
 def test_forward_equals_transformers(tiny: Any, mode: attention.Mode, length: int) -> None:
     tokens = tokens_of(3, length)
     expected = tiny(tokens, use_cache=False).logits
-    torch.testing.assert_close(logits(tiny, tokens, mode), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(tiny, flash.no_rotation, tokens, mode), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_texts_do_not_see_each_other(tiny: Any) -> None:
@@ -76,9 +60,9 @@ def test_packed_texts_do_not_see_each_other(tiny: Any) -> None:
         starts.append(at)
         row[0, at : at + text.shape[1]], segments[0, at : at + text.shape[1]] = text, number
         at += -(-text.shape[1] // flash.POOL) * flash.POOL
-    together = logits(tiny, row, "sparse", segments)
+    together = logits(tiny, flash.no_rotation, row, "sparse", segments)
     for start, text in zip(starts, texts, strict=True):
-        alone = logits(tiny, text, "sparse")
+        alone = logits(tiny, flash.no_rotation, text, "sparse")
         torch.testing.assert_close(together[:, start : start + text.shape[1]], alone, atol=1e-4, rtol=1e-4)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.training import attention, export, loading, optim, stages, train, trunk
+from benchmarks.training import attention, export, loading, optim, stages, train
 from benchmarks.training.rows import RowSource
 from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
+from tests.demo_model.support.forward import logits, tokens_of
 
 TINY = {
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2,
@@ -34,38 +35,21 @@ def tiny() -> tuple[Any, Any, Any]:
     return model.eval(), mtp.eval(), tokenizer
 
 
-def tokens_of(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 1000, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@torch.no_grad()
-def logits(
-    model: Any, tokens: torch.Tensor, mode: attention.Mode, segments: torch.Tensor | None = None
-) -> torch.Tensor:
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    if segments is None:
-        segments = torch.zeros_like(tokens)
-    else:
-        positions = positions - torch.tensor([[int((row == s).nonzero()[0]) for s in row] for row in segments])
-    layout = attention.packed(model.model.rotary_emb, segments, positions)
-    hidden, _ = trunk.trunk_forward(model, tokens, layout, mode, learn=False)
-    output: torch.Tensor = model.lm_head(hidden)
-    return output
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(("mode", "length"), [("sparse", 70), ("dense", 16)])
 def test_forward_equals_transformers(tiny: tuple[Any, Any, Any], mode: attention.Mode, length: int) -> None:
     tokens = tokens_of(3, length)
     expected = tiny[0](tokens, use_cache=False).logits
-    torch.testing.assert_close(logits(tiny[0], tokens, mode), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(tiny[0], tiny[0].model.rotary_emb, tokens, mode), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_texts_do_not_see_each_other(tiny: tuple[Any, Any, Any]) -> None:
     first, second = tokens_of(1, 30, 1), tokens_of(1, 25, 2)
     segments = torch.tensor([[0] * 30 + [1] * 25])
-    both = logits(tiny[0], torch.cat((first, second), 1), "sparse", segments)
-    torch.testing.assert_close(both[:, 30:], logits(tiny[0], second, "sparse"), atol=1e-4, rtol=1e-4)
+    both = logits(tiny[0], tiny[0].model.rotary_emb, torch.cat((first, second), 1), "sparse", segments)
+    torch.testing.assert_close(
+        both[:, 30:], logits(tiny[0], tiny[0].model.rotary_emb, second, "sparse"), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_export_loads_again(tiny: tuple[Any, Any, Any], tmp_path: Path) -> None:
