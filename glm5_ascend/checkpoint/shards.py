@@ -157,6 +157,7 @@ class Shard:
     def read_ahead(self, entry: TensorEntry, start: int, stop: int) -> int:
         """Ask the system to read elements `start` to `stop` into its cache meanwhile; returns their bytes."""
         size = entry.dtype.itemsize
-        with suppress(OSError), self.path.open("rb", buffering=0) as file:  # what cannot be read is said by `read_span`
+        # What cannot be read is said by `read_span`. macOS has no posix_fadvise.
+        with suppress(OSError, AttributeError), self.path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), entry.start + start * size, (stop - start) * size, os.POSIX_FADV_WILLNEED)
         return (stop - start) * size
