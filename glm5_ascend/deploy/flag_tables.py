@@ -16,7 +16,7 @@ from typing import Any
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.deploy.rehearsal.run import run_inside
 from glm5_ascend.deploy.rules.command_facts import OLD_SGLANG_FLAGS
-from glm5_ascend.engine_lines import LINES, SGLANG_05, VLLM_ASCEND_023, VLLM_ASCEND_030
+from glm5_ascend.engine_lines import LINES, SGLANG, SGLANG_05, VLLM, VLLM_ASCEND_023, VLLM_ASCEND_030
 from glm5_ascend.files.resources import data_dir
 
 _SWITCHES = (
@@ -83,7 +83,7 @@ ADDITIONAL: dict[str, dict[str, Any]] = {
 
 def table(name: str, python: Path) -> dict[str, Any]:
     """The table of the engine that an interpreter has."""
-    content: dict[str, Any] = run_inside(RehearsalEnvironment(python), "flags")
+    content: dict[str, Any] = run_inside(RehearsalEnvironment(python), "flags", VLLM if name != SGLANG_05.flags else SGLANG)
     if name == SGLANG_05.flags:  # rule S3 names their replacements
         content["flags"] |= dict.fromkeys(OLD_SGLANG_FLAGS, "list")
     keys = content["flags"].get("additional-config")

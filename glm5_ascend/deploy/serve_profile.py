@@ -30,7 +30,7 @@ from glm5_ascend.serve.launch import (
     refuse_flags,
     refuse_open_server,
     require_free_port,
-    say_without_table,
+    say_who_checks,
 )
 from glm5_ascend.serve.memory import check_memory
 from glm5_ascend.serve.servable import check_directory
@@ -69,7 +69,7 @@ def serve_profile(
     if not skip_verify:
         refuse_broken(checkpoint, verify_name(loaded.engine, loaded.platform))
     line, flags = user_flags(loaded, vllm_args)
-    say_without_table(line, flags)
+    say_who_checks(line, flags)
     selected = loaded.role(role).for_line(line)
     refuse_known_bad(loaded, selected, checkpoint, vllm_args, only_warn=skip_verify)
     if (wrong := other_weights(loaded, checkpoint)) is not None:

@@ -52,6 +52,11 @@ class FlagTable:
     dashed_keys: tuple[str, ...] = ()
     underscores: bool = True
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> FlagTable:
+        """The table in the JSON that `engine_parser.flags` writes."""
+        return cls(**{**content, "dashed_keys": tuple(content.get("dashed_keys", ()))})
+
     def flag_of(self, word: str) -> tuple[str, bool]:
         """The flag of a spelling without `=` and keys, and whether the spelling switches it off.
 
@@ -95,7 +100,7 @@ def flag_table(name: str) -> FlagTable:
     if not name:
         return FlagTable()
     content = read_json_object(data_dir("data/deploy/flags") / f"{name}.json")
-    return FlagTable(**{**content, "dashed_keys": tuple(content.get("dashed_keys", ()))})
+    return FlagTable.of(content)
 
 
 def value_of_words(flag: str, kind: Any, words: Sequence[str]) -> Any:

@@ -19,7 +19,7 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
-from glm5_ascend.serve.installed import installed_table, line_here, without_table
+from glm5_ascend.serve.installed import installed_table, line_here, table_note
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.servable import check_directory
 
@@ -91,7 +91,7 @@ def launch(
         load_config(checkpoint.directory).require("vLLM on a CPU")
     line = line_here()
     vllm_args = normal_form(vllm_args, installed_table(line))
-    say_without_table(line, vllm_args)
+    say_who_checks(line, vllm_args)
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
     refuse_open_server(command, open_server, only_warn=dry_run)
@@ -106,9 +106,9 @@ def launch(
     return command
 
 
-def say_without_table(line: EngineLine, flags: Sequence[str]) -> None:
-    """Print the sentence of `without_table` to stderr if the user gave flags."""
-    if flags and (sentence := without_table(line)):
+def say_who_checks(line: EngineLine, flags: Sequence[str]) -> None:
+    """Print the sentence of `table_note` to stderr if the user gave flags."""
+    if flags and (sentence := table_note(line)):
         print(f"note: {sentence}", file=sys.stderr)
 
 

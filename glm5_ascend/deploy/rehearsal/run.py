@@ -24,12 +24,14 @@ from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config_file import check_architecture, read_config
+from glm5_ascend.serve import engine_parser
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
 
 #: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
 PACKAGE = "glm5_rehearsal"
-INSIDE = Path(__file__).parent / "inside"
+#: Packages for another environment: its name there -> its folder here.
+PACKAGES = {PACKAGE: Path(__file__).parent / "inside", engine_parser.NAME: engine_parser.FOLDER}
 #: Time limit in seconds; a rank takes about one minute on one core.
 LIMIT = 900
 _HERE = "127.0.0.1"
@@ -164,16 +166,22 @@ def _rehearse_role(
         yield RehearsedRank(role.name, rank, sizes.world, _run(environment, job), stage, uneven)
 
 
-def run_inside(environment: RehearsalEnvironment, module: str) -> Any:
-    """JSON that a module of `inside`, started with the name of a file, writes to it.
+def link_packages(folder: Path) -> None:
+    """Link `PACKAGES` into a folder of another interpreter's path."""
+    for name, package in PACKAGES.items():
+        (folder / name).symlink_to(package)
+
+
+def run_inside(environment: RehearsalEnvironment, module: str, *arguments: str) -> Any:
+    """JSON that a module of `inside`, started with the name of a file and `arguments`, writes to it.
 
     Raises:
         CheckFailedError: it failed; the last line of its output.
     """
     with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
         folder = Path(name)
-        (folder / PACKAGE).symlink_to(INSIDE)
-        argv = [str(environment.python), "-m", f"{PACKAGE}.{module}", str(folder / "out.json")]
+        link_packages(folder)
+        argv = [str(environment.python), "-m", f"{PACKAGE}.{module}", str(folder / "out.json"), *arguments]
         variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(argv, capture_output=True, text=True, env=variables, check=False, cwd=folder)
         if done.returncode:
@@ -184,7 +192,7 @@ def run_inside(environment: RehearsalEnvironment, module: str) -> Any:
 def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
     with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
         folder = Path(name)
-        (folder / PACKAGE).symlink_to(INSIDE)
+        link_packages(folder)
         (folder / "job.json").write_text(json.dumps(job))
         argv = [str(environment.python), "-m", f"{PACKAGE}.rank", str(folder / "job.json"), str(folder / "report.json")]
         variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment, prepare
-from glm5_ascend.deploy.rehearsal.run import INSIDE, PACKAGE
+from glm5_ascend.deploy.rehearsal.run import link_packages
 
 RUN_LIMIT = 1800  # seconds, to end what hangs; a script takes 20 to 200
 PACKAGES = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ class VllmAscend:
             raise RuntimeError(f"{self.python}: no {environment.stubs}; make the environment with make_environment")
         command = [str(self.python), "-m", f"vllm_ascend_on_cpu.{script}", *map(str, arguments)]
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / PACKAGE).symlink_to(INSIDE)
+            link_packages(Path(folder))
             variables = environment.variables(PACKAGES) | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}"}
             # In a checkout of this repository Python would also find our plugins for vLLM.
             done = subprocess.run(

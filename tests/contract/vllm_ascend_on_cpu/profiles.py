@@ -22,7 +22,7 @@ from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
 import vllm.envs
 import vllm_ascend
 import vllm_ascend.envs
-from glm5_rehearsal.moved import module_of
+from glm5_parser.moved import module_of
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -20,6 +20,6 @@ def main() -> None:
 
 def write_flags() -> None:
     """Write the flags as JSON into the file in sys.argv, as the tables in deploy/flags were made."""
-    from glm5_ascend.deploy.rehearsal.inside.flags import main
+    from glm5_ascend.serve.engine_parser.flags import main
 
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "vllm")

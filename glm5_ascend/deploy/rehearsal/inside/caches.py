@@ -67,9 +67,8 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 
 def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
     """Layers, bytes per token of one die, and blocks for `available` bytes; None: no blocks are counted."""
+    from glm5_parser.moved import moved
     from vllm.model_executor.models.utils import extract_layer_index
-
-    from .moved import moved
 
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size

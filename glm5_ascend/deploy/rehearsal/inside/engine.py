@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from glm5_parser.moved import module_of
 from vllm.config import VllmConfig
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -12,7 +13,6 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from . import operators
 from .machine import without_other_ranks
-from .moved import module_of
 
 
 def engine_config(argv: list[str]) -> VllmConfig:

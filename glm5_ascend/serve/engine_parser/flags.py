@@ -1,0 +1,145 @@
+"""Write the flags of this environment's engine as JSON: `python -m glm5_parser.flags OUT vllm|sglang`.
+
+{"engine": name and version, "flags": {flag without dashes: type}, "aliases": {other spelling: flag}}. A type is a word
+(`glm5_ascend.serve.flag_types` explains them), a list of the allowed values, or an object with the types of the keys of
+a flag that takes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import inspect
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+_WORDS = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+def main(out: Path, engine: str) -> None:
+    """Build the engine's parser as its server does and write its flags to a file."""
+    out.write_text(json.dumps(sglang_flags() if engine == "sglang" else vllm_flags()))
+
+
+def vllm_flags() -> dict[str, Any]:
+    """Flags of `vllm serve`, with what vllm-ascend adds to them."""
+    from vllm.engine import arg_utils
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from .moved import moved
+
+    parser = moved("make_arg_parser")(FlexibleArgumentParser())
+    current_platform.pre_register_and_update(parser)
+    fields: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(arg_utils.EngineArgs)}
+    fields["speculative_config"] = arg_utils.SpeculativeConfig
+    with suppress(ImportError):
+        from vllm_ascend.ascend_config import AscendConfig
+
+        if hasattr(AscendConfig, "__pydantic_fields__"):
+            fields["additional_config"] = AscendConfig
+    content = {"engine": f"vLLM {arg_utils.VLLM_VERSION.split('+')[0]}", **flags_of(parser, fields)}
+    dashed = 'replace("-", "_")' in inspect.getsource(arg_utils.EngineArgs.create_speculative_config)
+    return content | ({"dashed_keys": ["speculative-config"]} if dashed else {})
+
+
+def sglang_flags() -> dict[str, Any]:
+    """Flags of `python -m sglang.launch_server`, whose parser takes no underscores."""
+    from importlib.metadata import version
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return {"engine": f"SGLang {version('sglang')}", **flags_of(parser, {}), "underscores": False}
+
+
+def flags_of(parser: argparse.ArgumentParser, fields: dict[str, Any]) -> dict[str, Any]:
+    """Types of a parser's flags, and their other spellings. fields: annotation of the fields that flags set."""
+    flags: dict[str, Any] = {}
+    aliases: dict[str, str] = {}
+    for action in parser._actions:
+        names = [name for name in action.option_strings if not name.startswith("--no-")]
+        long = [name.removeprefix("--") for name in names if name.startswith("--")]
+        if long and action.dest != "help":
+            flags[long[0]] = type_of(action, fields.get(action.dest))
+            aliases |= {name: long[0] for name in names if name != f"--{long[0]}"}
+    return {"flags": flags, "aliases": aliases}
+
+
+def type_of(action: argparse.Action, hint: Any) -> Any:
+    """Type of a flag, by what its parser takes."""
+    keys = keys_of(hint)
+    if keys:
+        return keys
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return "bool"
+    if isinstance(action, argparse._AppendAction):
+        return "append"
+    if action.nargs == 0:
+        return "switch"
+    if action.nargs == "?":
+        return "optional"
+    if action.choices and action.nargs is None:
+        return [choice for choice in action.choices if choice is not None]
+    if action.nargs is not None:
+        return "list"
+    words = {'{"a": 1}': "json", "1.5": "float", "auto": "human or auto", "16k": "human", "7": "int"}
+    takes = {text for text in (*words, "x", "{x}") if _takes(action, text)}
+    if "x" in takes:
+        return "str" if "{x}" in takes else "json or str"
+    return next((word for text, word in words.items() if text in takes), "str")
+
+
+def _takes(action: argparse.Action, text: str) -> bool:
+    try:
+        value = action.type(text) if callable(action.type) else text
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        return False
+    return text != "7" or isinstance(value, int)
+
+
+def keys_of(hint: Any, seen: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """Types of the keys of a dataclass, or of the one in a union; empty for all other types."""
+    for part in get_args(hint) or (hint,):
+        if dataclasses.is_dataclass(part) and isinstance(part, type) and part not in seen:
+            resolved = getattr(part, "__pydantic_fields__", {})
+            return {
+                field.name: type_of_hint(
+                    resolved[field.name].annotation if field.name in resolved else field.type, (*seen, part)
+                )
+                for field in dataclasses.fields(part)
+                if field.init and not field.name.startswith("_")
+            }
+    return {}
+
+
+def type_of_hint(hint: Any, seen: tuple[Any, ...]) -> Any:
+    """Type of a key, by the annotation of its field."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return type_of_hint(get_args(hint)[0], seen)
+    if origin in (Union, UnionType):
+        kinds = [type_of_hint(part, seen) for part in get_args(hint) if part is not NoneType]
+        same = all(kind == kinds[0] for kind in kinds)
+        return kinds[0] if kinds and same else "any"
+    if origin is Literal:
+        return list(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        named = all(isinstance(item.value, int | tuple) for item in hint)
+        return list(hint.__members__) if named and not issubclass(hint, int) else "any"
+    keys = keys_of(hint, seen)
+    if keys:
+        return keys
+    if (origin or hint) in (list, set, tuple):
+        return "ints" if get_args(hint)[:1] == (int,) else "list"
+    return "object" if (origin or hint) is dict else _WORDS.get(hint, "any")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
