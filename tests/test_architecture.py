@@ -49,7 +49,7 @@ THIRD_PARTY = {
     "transformers": ("glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend.", REHEARSED),
-    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", REHEARSED),
+    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", "glm5_ascend.serve.engine_parser.", REHEARSED),
 }
 
 

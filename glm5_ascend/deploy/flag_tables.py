@@ -83,7 +83,9 @@ ADDITIONAL: dict[str, dict[str, Any]] = {
 
 def table(name: str, python: Path) -> dict[str, Any]:
     """The table of the engine that an interpreter has."""
-    content: dict[str, Any] = run_inside(RehearsalEnvironment(python), "flags", VLLM if name != SGLANG_05.flags else SGLANG)
+    content: dict[str, Any] = run_inside(
+        RehearsalEnvironment(python), "flags", VLLM if name != SGLANG_05.flags else SGLANG
+    )
     if name == SGLANG_05.flags:  # rule S3 names their replacements
         content["flags"] |= dict.fromkeys(OLD_SGLANG_FLAGS, "list")
     keys = content["flags"].get("additional-config")

@@ -1,8 +1,8 @@
 """The instruction sets that multiply int8, and the code of one tile for each of them: `BACKENDS`.
 
-A tile is 4 tokens, or one, times 4 weight rows: int8, or packed INT4, two rows in a byte. Weights that enter as w + z
-need -z * sum(x) in the sums before. All backends compute the same int32, exactly. AMX multiplies in larger tiles
-(`int8_amx`).
+A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by two rows in
+memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32, exactly.
+AMX multiplies in larger tiles (`int8_amx`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ class Matrix(NamedTuple):
 
 
 class TileCode:
-    """Emits loads and stores of one tile: x int8 [tokens, K], w [TILE, K], out int32 [tokens, TILE].
+    """Emits loads and stores of one tile: x int8 [tokens, K], w [rows, K], out int32 [tokens, rows].
 
-    packed: w is uint8 [TILE / 2, K], its rows 2n and 2n + 1 in the low and high halves of the bytes of row n.
+    rows: TILE, but 2 for one token and weights that are not packed. packed: w is uint8 [rows / 2, K], its rows 2n and
+    2n + 1 in the low and high halves of the bytes of row n.
     """
 
     def __init__(self, v: Lanes, arguments: Any, tokens: int, packed: bool) -> None:
         x, w, out, next_w, weight_rows, self.steps = arguments
         self.v, self.builder, self.packed = v, v.builder, packed
-        builder, lines = v.builder, TILE // 2 if packed else TILE
+        builder, lines = v.builder, TILE // 2 if packed or tokens == 1 else TILE
+        self.rows = 2 * lines if packed else lines
         if packed:
             weight_rows = builder.ashr(weight_rows, i64_const(1))
         last = builder.sub(weight_rows, i64_const(1))
@@ -116,9 +118,8 @@ class DotProduct:
     def generate(self, tile: TileCode) -> None:
         builder, codes = tile.builder, ir.VectorType(I8, self.columns)
         flip = ir.Constant(codes, [128] * self.columns)
-        # One token reads a row after the other: in the order of memory the processor itself prefetches best.
-        count = self.rows if len(tile.x) > 1 else 1 + tile.packed
-        for first in range(0, TILE, count):
+        count = min(self.rows, tile.rows)
+        for first in range(0, tile.rows, count):
             rows = range(first, first + count)
             sums = [_zeros(builder, self.lanes, count) for _ in tile.x]
             with tile.v.loop(tile.steps) as step:
@@ -257,10 +258,10 @@ INT8_ZERO, INT4_ZERO = 128 if isinstance(BACKEND.int8, DotProduct) and BACKEND.i
 
 
 def _tile_product(tokens: int, packed: bool) -> Any:
-    """The intrinsic out[t, r] += sum over k of x[t, k] * (w[r, k] + z) for `tokens` tokens and TILE weight rows.
+    """The intrinsic out[t, r] += sum over k of x[t, k] * (w[r, k] + z) for `tokens` tokens and the rows of a tile.
 
-    x holds int8, w int8 or packed INT4, out int32; next_w: weight rows to prefetch; all are a `Matrix`. weight_rows:
-    rows of w, at least 1. steps: of STEP columns.
+    x holds int8, w int8 or packed INT4, out int32; next_w: weight rows that several tokens prefetch. All are a
+    `Matrix`. weight_rows: rows of w, at least 1. steps: of STEP columns.
     """
 
     @intrinsic(x=None, w=None, out=None, next_w=None)

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from glm5_kernels import int8
 from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, Matrix
 from glm5_kernels.compiled.int8_product import (
-    ROWS,
     empty_codes,
     has_padding,
     multiply_rows,
+    multiply_token,
     padded_columns,
     padded_tokens,
 )
 from glm5_kernels.compiled.int8_quantize import QuantizedRows, quantize_rows, quantize_rows_static, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, row_address
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, ROWS, RowAddress, row_address, two_streams
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
@@ -113,41 +113,74 @@ def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch
 def _multiply_groups(
     first: int, last: int, quantized: Quantized, groups: Groups, weights: Weights, out: RowAddress
 ) -> None:
-    """Tasks first..last, each ROWS rows of a block."""
-    n, tasks_per_block, bytes_per_element = weights.n, -(-weights.rows // ROWS), ELEMENT_BYTES[out.kind]
-    blocks_per_group = n // weights.rows
+    """Tasks first..last, each ROWS rows of a block; of a group with one row those of `two_streams`."""
+    tasks_per_block, blocks_per_group = -(-weights.rows // ROWS), weights.n // weights.rows
     gathered, x, start, sums = -1, empty_codes(0, STEP), np.empty(0, np.int32), np.empty((0, ROWS), np.int32)
+    halves = np.empty((2, ROWS // 2), np.int32)
     for task in range(first, last):
-        block, low = task // tasks_per_block, task % tasks_per_block * ROWS
-        group, column = block // blocks_per_group, block % blocks_per_group * weights.rows + low
+        block, task_of_block = task // tasks_per_block, task % tasks_per_block
+        group, column = block // blocks_per_group, block % blocks_per_group * weights.rows
         begin, end = groups.starts[group], groups.starts[group + 1]
         if begin == end:
             continue
         if group != gathered:  # one copy of the tokens serves all tasks of the group
             gathered, (x, start) = group, _gather(quantized.codes, groups.rows, begin, end, weights.zero)
             sums = np.empty((len(x), ROWS), np.int32)
-        high = min(low + ROWS, weights.rows)
+        if end - begin == 1:
+            low, distance = two_streams(weights.rows, task_of_block)
+            for half in range(2):
+                _begin(halves[half], start[0], quantized.bias, column + low + half * distance)
+            rows, step = _matrix(weights, block, low), weights.pitch * distance // (2 if weights.packed else 1)
+            multiply_token(x, rows, weights.packed, step, halves)
+            for half in range(2):
+                factor, at = quantized.factors[groups.rows[begin], 0], column + low + half * distance
+                _scale(halves[half], factor, weights, group, out, begin, at)
+            continue
+        low, high = task_of_block * ROWS, min(task_of_block * ROWS + ROWS, weights.rows)
         for token in range(len(x)):
-            for row in range(ROWS):
-                sums[token, row] = start[token]
-            for row in range(high - low if len(quantized.bias) else 0):
-                sums[token, row] += quantized.bias[column + row]
-        line = low // 2 if weights.packed else low
-        rows = Matrix(weights.blocks[block] + weights.pitch * line, weights.pitch)
-        multiply_rows(x, rows, weights.packed, 0, high - low, sums)
-        scales = weights.scales + 4 * (n * group + column)
+            _begin(sums[token, : high - low], start[token], quantized.bias, column + low)
+        multiply_rows(x, _matrix(weights, block, low), weights.packed, 0, high - low, sums)
         for token in range(end - begin):
-            target = out.base + out.row_pitch * (begin + token) + bytes_per_element * column
             factor = quantized.factors[groups.rows[begin + token], 0]
-            scale_row(sums[token].ctypes.data, high - low, factor, scales, out.kind, target)
+            _scale(sums[token, : high - low], factor, weights, group, out, begin + token, column + low)
+
+
+@inner
+def _matrix(weights: Weights, block: int, row: int) -> Matrix:
+    """The weights of a block from a row on."""
+    line = row // 2 if weights.packed else row
+    return Matrix(weights.blocks[block] + weights.pitch * line, weights.pitch)
+
+
+@inner
+def _begin(sums: NDArray[np.int32], start: int, bias: NDArray[np.int32], column: int) -> None:
+    """sums <- start, plus the bias of the columns from `column` on if there is one."""
+    for row in range(len(sums)):
+        sums[row] = start + bias[column + row] if len(bias) else start
+
+
+@inner
+def _scale(
+    sums: NDArray[np.int32],
+    factor: np.float32,
+    weights: Weights,
+    group: int,
+    out: RowAddress,
+    row: int,
+    column: int,
+) -> None:
+    """Row `row` of out, from `column` on, <- sums * factor * the scales of these columns."""
+    scales = weights.scales + 4 * (weights.n * group + column)
+    target = out.base + out.row_pitch * row + ELEMENT_BYTES[out.kind] * column
+    scale_row(sums.ctypes.data, len(sums), factor, scales, out.kind, target)
 
 
 @inner
 def _gather(
     codes: NDArray[np.int8], rows: NDArray[np.int64], begin: int, end: int, zero: int
 ) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """int8 [padded tokens, K]: the codes of rows[begin:end]; and int32 [padded tokens], -zero times their sums."""
-    x = empty_codes(padded_tokens(end - begin), codes.shape[1])
+    """int8 [1 or padded tokens, K]: the codes of rows[begin:end]; and int32, -zero times the sum of each."""
+    x = empty_codes(padded_tokens(end - begin) if end - begin > 1 else 1, codes.shape[1])
     start = np.zeros(len(x), np.int32)
     for token in range(end - begin):
         total = 0

@@ -23,13 +23,13 @@ from glm5_kernels.compiled.int8_backends import (
     token_product,
 )
 from glm5_kernels.compiled.jit import kernel
+from glm5_kernels.compiled.rows import ROWS
 from glm5_kernels.compiled.simd import aligned_fp32
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
 #: Larger batches are multiplied by AMX, by a library or in pieces.
 MAX_TOKENS = 16 if AMX_INT8 else 256
-ROWS = 32  # weight rows of a task
 #: Tokens that are multiplied at a time: they and a task's rows stay cached.
 _TOKEN_BLOCK = 16
 
@@ -39,7 +39,7 @@ def multiply_rows(x: NDArray[np.int8], w: Matrix, packed: bool, first: int, last
     """out[:, first:last] += x times weight rows first..last transposed; weights count as w + z (`int8_backends`).
 
     Args:
-        x: int8 [tokens, K], K a multiple of STEP; one token or whole tiles (`padded_tokens`).
+        x: int8 [tokens, K], K a multiple of STEP; whole tiles of tokens.
         w: rows of K int8, or of pairs of INT4. first: a multiple of TILE.
         out: int32 [tokens, columns], written up to the next multiple of TILE behind `last`.
     """
@@ -52,14 +52,28 @@ def multiply_rows(x: NDArray[np.int8], w: Matrix, packed: bool, first: int, last
             for token in range(block, min(block + _TOKEN_BLOCK, tokens), TILE):
                 codes = Matrix(x.ctypes.data + x.strides[0] * token, x.strides[0])
                 sums = Matrix(out.ctypes.data + out.strides[0] * token + 4 * row, out.strides[0])
-                if packed and tokens == 1:
-                    packed_token_product(codes, weights, sums, next_weights, last - row, steps)
-                elif packed:
+                if packed:
                     packed_tile_product(codes, weights, sums, next_weights, last - row, steps)
-                elif tokens == 1:
-                    token_product(codes, weights, sums, next_weights, last - row, steps)
                 else:
                     tile_product(codes, weights, sums, next_weights, last - row, steps)
+
+
+@kernel
+def multiply_token(x: NDArray[np.int8], w: Matrix, packed: bool, distance: int, out: NDArray[np.int32]) -> None:
+    """out int32 [2, ROWS / 2] += one token times the weight rows from w on, and times those `distance` bytes behind."""
+    steps, pairs, lines = x.shape[1] // STEP, 2 if packed else 1, ROWS // 4 if packed else ROWS // 2
+    sums = np.empty(2 * pairs, np.int32)
+    for line in range(lines):
+        sums[:] = 0
+        codes, weights = Matrix(x.ctypes.data, 0), Matrix(w.base + w.pitch * line, distance)
+        target = Matrix(sums.ctypes.data, 0)
+        if packed:
+            packed_token_product(codes, weights, target, weights, TILE, steps)
+        else:
+            token_product(codes, weights, target, weights, TILE, steps)
+        for stream in range(2):
+            for row in range(pairs):
+                out[stream, line * pairs + row] += sums[stream * pairs + row]
 
 
 @kernel
@@ -77,8 +91,8 @@ def empty_codes(tokens: int, k: int) -> NDArray[np.int8]:
 
 @register_jitable  # type: ignore[untyped-decorator]
 def padded_tokens(tokens: int) -> int:
-    """Rows of `multiply_rows`'s x for so many tokens."""
-    return tokens if tokens == 1 else -(-tokens // TILE) * TILE
+    """Tokens in whole tiles."""
+    return -(-tokens // TILE) * TILE
 
 
 def padded_columns(columns: int) -> int:

@@ -1,4 +1,4 @@
-"""Write the flags of this environment's vLLM, as `glm5_parser.flags` does: `python -m glm5_rehearsal.flags OUT ENGINE`."""
+"""Write the engine's flags as `glm5_parser.flags` does: `python -m glm5_rehearsal.flags OUT ENGINE`."""
 
 from __future__ import annotations
 
