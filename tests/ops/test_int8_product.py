@@ -8,10 +8,10 @@ import torch
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_product
-from glm5_kernels.compiled.int8_backends import INT4_ZERO, Matrix
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, TILE, Matrix
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
-from glm5_kernels.compiled.rows import ROWS, two_streams
+from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
@@ -89,25 +89,17 @@ def test_every_code_in_every_place(tokens: int) -> None:
 
 
 def test_every_code_in_every_place_of_one_token() -> None:
-    """Packed INT4 from two places of memory at once."""
-    columns, half = 64, ROWS // 2
+    """Packed INT4 from four places of memory at once."""
+    columns = 64
     w = torch.arange(256, dtype=torch.uint8)[:, None] + torch.arange(columns, dtype=torch.uint8)  # wraps around
-    codes, lines = int8.unpack_int4(w.view(torch.int8)), len(w) // 2
+    codes, quarter = int8.unpack_int4(w.view(torch.int8)), len(w) // TILE
     for x in torch.cat([torch.eye(columns, dtype=torch.int8), torch.full((1, columns), -128, dtype=torch.int8)]):
-        expected = int8.int8_matmul(x[None], codes)[0]
-        for line in range(0, lines, half // 2):
-            out = np.full((2, half), -INT4_ZERO * int(x.sum()), np.int32)
-            rows = Matrix(w[line:].data_ptr(), columns)
-            int8_product.multiply_token(x[None].numpy(), rows, True, lines * columns, out)
-            for place, first in enumerate((2 * line, 2 * (lines + line))):
-                assert torch.equal(torch.from_numpy(out[place]), expected[first : first + half])
-
-
-@pytest.mark.parametrize("rows", [16, 32, 48, 64, 2624])
-def test_the_tasks_of_one_token_have_all_rows(rows: int) -> None:
-    tasks = [two_streams(rows, task) for task in range(-(-rows // ROWS))]
-    seen = {start + row for low, behind in tasks for start in (low, low + behind) for row in range(ROWS // 2)}
-    assert seen == set(range(rows))
+        expected = int8.int8_matmul(x[None], codes)[0].view(TILE, -1, WIDTH)
+        for piece in range(expected.shape[1]):
+            out = np.full((TILE, WIDTH), -INT4_ZERO * int(x.sum()), np.int32)
+            rows = Matrix(w[piece * WIDTH // 2 :].data_ptr(), columns)
+            int8_product.multiply_token(x[None].numpy(), rows, True, quarter * columns, out)
+            assert torch.equal(torch.from_numpy(out), expected[:, piece])
 
 
 @pytest.mark.usefixtures("threads")

@@ -9,19 +9,28 @@ import torch
 
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import (
-    ROWS,
     RowAddress,
     load_row_as_fp32,
     prefetch_line,
     row_address,
     store_row_as,
-    two_streams,
 )
-from glm5_kernels.compiled.simd import FP32, PAIRS, STEP, WIDTH, Lanes, aligned_fp32, i64_const, intrinsic, sum_each
+from glm5_kernels.compiled.simd import (
+    FP32,
+    PAIRS,
+    STEP,
+    WIDTH,
+    Lanes,
+    aligned_fp32,
+    i64_const,
+    intrinsic,
+    shuffled,
+    sum_each,
+)
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 
-#: Tokens and weight rows of a tile.
-_TILE = 4
+#: Tokens and weight rows of a tile; weight rows of a task, of one token in quarters of the matrix (`int8_product`).
+_TILE, _ROWS = 4, 64
 #: More tokens are torch's.
 MOST = 16
 
@@ -37,8 +46,8 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x bf16 [T, H, K] times w bf16 [H, N, K] transposed -> bf16 [T, H, N], summed in fp32."""
     (tokens, heads, k), n = x.shape, w.shape[1]
     out = x.new_empty(tokens, heads, n)
-    tasks = heads * -(-n // ROWS)
-    size = LEAST_BYTES // (2 * k * ROWS)
+    tasks = heads * -(-n // _ROWS)
+    size = LEAST_BYTES // (2 * k * _ROWS)
     run_ranges(_per_head, tasks, size, (tokens, n, k), row_address(x), row_address(w), row_address(out))
     return out
 
@@ -66,8 +75,10 @@ def _tile(tokens: int, rows: int) -> Any:
                     builder.store(v.add_pairs(pairs, weight, builder.load(total)), total)
         for t, totals in enumerate(sums):
             whole = sum_each(builder, builder.fadd, [builder.load(total) for total in totals])
-            address = builder.add(out, builder.mul(out_pitch, i64_const(t)))
-            builder.store(whole, builder.inttoptr(address, whole.type.as_pointer())).align = 4
+            parts = [shuffled(builder, whole, whole, [row]) for row in range(rows)] if tokens == 1 else [whole]
+            for row, part in enumerate(parts, t):
+                address = builder.add(out, builder.mul(out_pitch, i64_const(row)))
+                builder.store(part, builder.inttoptr(address, part.type.as_pointer())).align = 4
 
     return tile
 
@@ -78,21 +89,21 @@ def _unaligned(v: Lanes, address: Any, index: Any) -> Any:
     return value
 
 
-_one_token, _tile_of_tokens = _tile(1, 2), _tile(_TILE, _TILE)
+_one_token, _tile_of_tokens = _tile(1, _TILE), _tile(_TILE, _TILE)
 
 
 @kernel
 def _per_head(first: Any, last: Any, sizes: Any, x: RowAddress, w: RowAddress, out: RowAddress) -> None:
-    """Tasks first..last, each ROWS rows of a head; rows of x and out are (token, head), rows of w (head, n)."""
+    """Tasks first..last, each _ROWS rows of a head; rows of x and out are (token, head), rows of w (head, n)."""
     tokens, n, k = sizes
-    tasks = -(-n // ROWS)
-    padded = 1 if tokens == 1 else -(-tokens // _TILE) * _TILE
-    codes, sums = aligned_fp32(padded * k // 2), np.empty((padded, ROWS), np.float32)
+    tasks = -(-n // _ROWS)
+    padded = -(-tokens // _TILE) * _TILE
+    codes, sums = aligned_fp32(padded * k // 2), np.empty((padded, _ROWS), np.float32)
     pitch = 2 * k
     for element in range(tokens * k // 2, len(codes)):
         codes[element] = 0
+    quarter, quarter_sums = n // _ROWS * WIDTH, np.empty((_TILE, WIDTH), np.float32)
     gathered = -1
-    halves = np.empty((ROWS // 2, 2), np.float32)
     for task in range(first, last):
         head, task_of_head = task // tasks, task % tasks
         if head != gathered:
@@ -100,25 +111,22 @@ def _per_head(first: Any, last: Any, sizes: Any, x: RowAddress, w: RowAddress, o
             for token in range(tokens):  # pairs of bf16 move like an fp32
                 source = x.base + token * x.block_pitch + head * x.row_pitch
                 load_row_as_fp32(source, k // 2, FP32, codes.ctypes.data + pitch * token, STEP)
-        if tokens == 1:
-            low, distance = two_streams(n, task_of_head)
-            for row in range(ROWS // 2):
+        if tokens == 1 and task_of_head * WIDTH < quarter:
+            low, distance = task_of_head * WIDTH, quarter * w.row_pitch
+            for row in range(WIDTH):
                 line = w.base + head * w.block_pitch + (low + row) * w.row_pitch
-                step, target = distance * w.row_pitch, halves[row].ctypes.data
-                _one_token(codes.ctypes.data, pitch, line, step, k, target, 0)
-            for half in range(2):
-                for row in range(ROWS // 2):
-                    sums[0, row] = halves[row, half]
-                columns = out.base + head * out.row_pitch + 2 * (low + half * distance)
-                store_row_as(sums.ctypes.data, ROWS // 2, out.kind, columns)
+                target = quarter_sums.ctypes.data + 4 * row
+                _one_token(codes.ctypes.data, pitch, line, distance, k, target, 4 * WIDTH)
+            for place in range(_TILE):
+                columns = out.base + head * out.row_pitch + 2 * (low + place * quarter)
+                store_row_as(quarter_sums[place].ctypes.data, WIDTH, out.kind, columns)
             continue
-        low = task_of_head * ROWS
-        high = min(low + ROWS, n)
+        low, high = task_of_head * _ROWS, min((task_of_head + 1) * _ROWS, n)
         for row in range(low, high, _TILE):
             line = w.base + head * w.block_pitch + row * w.row_pitch
             for token in range(0, padded, _TILE):
                 start, target = codes.ctypes.data + pitch * token, sums[token].ctypes.data + 4 * (row - low)
-                _tile_of_tokens(start, pitch, line, w.row_pitch, k, target, 4 * ROWS)
+                _tile_of_tokens(start, pitch, line, w.row_pitch, k, target, 4 * _ROWS)
         for token in range(tokens):
             row_of_out = out.base + token * out.block_pitch + head * out.row_pitch + 2 * low
             store_row_as(sums[token].ctypes.data, high - low, out.kind, row_of_out)

@@ -1,7 +1,7 @@
 """The instruction sets that multiply int8, and the code of one tile for each of them: `BACKENDS`.
 
-A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by two rows in
-memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32, exactly.
+A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by
+four rows in memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32, exactly.
 AMX multiplies in larger tiles (`int8_amx`).
 """
 
@@ -34,16 +34,16 @@ class Matrix(NamedTuple):
 class TileCode:
     """Emits loads and stores of one tile: x int8 [tokens, K], w [rows, K], out int32 [tokens, rows].
 
-    rows: TILE, but 2 for one token and weights that are not packed. packed: w is uint8 [rows / 2, K], its rows 2n and
-    2n + 1 in the low and high halves of the bytes of row n.
+    rows: TILE. packed: w is uint8 [rows / 2, K], its rows 2n and 2n + 1 in the low and high halves of the bytes of
+    row n. One token: w has TILE rows in memory, and out int32 [TILE, 1, or 2 if packed] the sums of each.
     """
 
     def __init__(self, v: Lanes, arguments: Any, tokens: int, packed: bool) -> None:
         x, w, out, next_w, weight_rows, self.steps = arguments
         self.v, self.builder, self.packed = v, v.builder, packed
-        builder, lines = v.builder, TILE // 2 if packed or tokens == 1 else TILE
+        builder, lines = v.builder, TILE // 2 if packed and tokens > 1 else TILE
         self.rows = 2 * lines if packed else lines
-        if packed:
+        if packed and tokens > 1:
             weight_rows = builder.ashr(weight_rows, i64_const(1))
         last = builder.sub(weight_rows, i64_const(1))
         rows = []
@@ -53,7 +53,7 @@ class TileCode:
         self.x = [self._row(x, i64_const(t)) for t in range(tokens)]
         self.w = [self._row(w, r) for r in rows]
         self.next_w = [self._row(next_w, i64_const(r)) for r in range(lines)]
-        self.out = [self._row(out, i64_const(t)) for t in range(tokens)]
+        self.out = [self._row(out, i64_const(row)) for row in range(tokens if tokens > 1 else lines)]
 
     def _row(self, matrix: Any, row: Any) -> Any:
         base, pitch = (self.builder.extract_value(matrix, field) for field in range(2))
@@ -88,9 +88,17 @@ class TileCode:
             prefetch_line(self.builder, self.builder.add(self.next_w[line], offset))
 
     def add(self, token: int, row: int, sums: Any) -> None:
-        """out[token, row:] += sums, int32 lanes."""
+        """out[token, row:] += sums, int32 lanes; of one token the sums of each row in memory to a row of out."""
+        if len(self.x) == 1:
+            count = 1 + self.packed
+            for line in self._lines(range(row, row + sums.type.count)):
+                lanes = [*range(count * line - row, count * (line + 1) - row)]
+                self._add(self.out[line], shuffled(self.builder, sums, sums, lanes))
+        else:
+            self._add(self.builder.add(self.out[token], i64_const(4 * row)), sums)
+
+    def _add(self, address: Any, sums: Any) -> None:
         builder = self.builder
-        address = builder.add(self.out[token], i64_const(4 * row))
         target = builder.inttoptr(address, sums.type.as_pointer())
         before = builder.load(target)
         before.align = 4
@@ -118,7 +126,7 @@ class DotProduct:
     def generate(self, tile: TileCode) -> None:
         builder, codes = tile.builder, ir.VectorType(I8, self.columns)
         flip = ir.Constant(codes, [128] * self.columns)
-        count = min(self.rows, tile.rows)
+        count = self.rows if len(tile.x) > 1 else tile.rows
         for first in range(0, tile.rows, count):
             rows = range(first, first + count)
             sums = [_zeros(builder, self.lanes, count) for _ in tile.x]

@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from glm5_kernels import int8
-from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, Matrix
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, TILE, Matrix
 from glm5_kernels.compiled.int8_product import (
+    ROWS,
+    TASK_ROWS,
     empty_codes,
     has_padding,
     multiply_rows,
@@ -23,7 +25,7 @@ from glm5_kernels.compiled.int8_product import (
 )
 from glm5_kernels.compiled.int8_quantize import QuantizedRows, quantize_rows, quantize_rows_static, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import ELEMENT_BYTES, ROWS, RowAddress, row_address, two_streams
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, row_address
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
@@ -103,8 +105,8 @@ def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quan
 def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
     """x[rows] -> [P, N] in `dtype`: each row times the weights of its group, scaled back."""
     out = torch.empty(len(groups.rows), weights.n, dtype=dtype)
-    tasks = len(weights.blocks) * -(-weights.rows // ROWS)
-    size = LEAST_BYTES // (ROWS * weights.pitch)
+    tasks = len(weights.blocks) * -(-weights.rows // TASK_ROWS)
+    size = LEAST_BYTES // (TASK_ROWS * weights.pitch)
     run_ranges(_multiply_groups, tasks, size, x, groups, weights, row_address(out[None]))
     return out
 
@@ -113,10 +115,10 @@ def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch
 def _multiply_groups(
     first: int, last: int, quantized: Quantized, groups: Groups, weights: Weights, out: RowAddress
 ) -> None:
-    """Tasks first..last, each ROWS rows of a block; of a group with one row those of `two_streams`."""
-    tasks_per_block, blocks_per_group = -(-weights.rows // ROWS), weights.n // weights.rows
+    """Tasks first..last, each TASK_ROWS rows of a block; of a group with one row a TILE-th of them in each quarter."""
+    tasks_per_block, blocks_per_group = -(-weights.rows // TASK_ROWS), weights.n // weights.rows
     gathered, x, start, sums = -1, empty_codes(0, STEP), np.empty(0, np.int32), np.empty((0, ROWS), np.int32)
-    halves = np.empty((2, ROWS // 2), np.int32)
+    quarter, quarter_sums = weights.rows // TASK_ROWS * WIDTH, np.empty((TILE, WIDTH), np.int32)
     for task in range(first, last):
         block, task_of_block = task // tasks_per_block, task % tasks_per_block
         group, column = block // blocks_per_group, block % blocks_per_group * weights.rows
@@ -126,23 +128,23 @@ def _multiply_groups(
         if group != gathered:  # one copy of the tokens serves all tasks of the group
             gathered, (x, start) = group, _gather(quantized.codes, groups.rows, begin, end, weights.zero)
             sums = np.empty((len(x), ROWS), np.int32)
-        if end - begin == 1:
-            low, distance = two_streams(weights.rows, task_of_block)
-            for half in range(2):
-                _begin(halves[half], start[0], quantized.bias, column + low + half * distance)
-            rows, step = _matrix(weights, block, low), weights.pitch * distance // (2 if weights.packed else 1)
-            multiply_token(x, rows, weights.packed, step, halves)
-            for half in range(2):
-                factor, at = quantized.factors[groups.rows[begin], 0], column + low + half * distance
-                _scale(halves[half], factor, weights, group, out, begin, at)
+        if end - begin == 1 and task_of_block * WIDTH < quarter:
+            low, distance = task_of_block * WIDTH, weights.pitch * quarter // (2 if weights.packed else 1)
+            for place in range(TILE):
+                _begin(quarter_sums[place], start[0], quantized.bias, column + low + place * quarter)
+            multiply_token(x, _matrix(weights, block, low), weights.packed, distance, quarter_sums)
+            for place in range(TILE):
+                factor = quantized.factors[groups.rows[begin], 0]
+                _scale(quarter_sums[place], factor, weights, group, out, begin, column + low + place * quarter)
             continue
-        low, high = task_of_block * ROWS, min(task_of_block * ROWS + ROWS, weights.rows)
-        for token in range(len(x)):
-            _begin(sums[token, : high - low], start[token], quantized.bias, column + low)
-        multiply_rows(x, _matrix(weights, block, low), weights.packed, 0, high - low, sums)
-        for token in range(end - begin):
-            factor = quantized.factors[groups.rows[begin + token], 0]
-            _scale(sums[token, : high - low], factor, weights, group, out, begin + token, column + low)
+        for low in range(task_of_block * TASK_ROWS, min((task_of_block + 1) * TASK_ROWS, weights.rows), ROWS):
+            count = min(ROWS, weights.rows - low)
+            for token in range(len(x)):
+                _begin(sums[token, :count], start[token], quantized.bias, column + low)
+            multiply_rows(x, _matrix(weights, block, low), weights.packed, 0, count, sums)
+            for token in range(end - begin):
+                factor = quantized.factors[groups.rows[begin + token], 0]
+                _scale(sums[token, :count], factor, weights, group, out, begin + token, column + low)
 
 
 @inner
@@ -179,8 +181,8 @@ def _scale(
 def _gather(
     codes: NDArray[np.int8], rows: NDArray[np.int64], begin: int, end: int, zero: int
 ) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """int8 [1 or padded tokens, K]: the codes of rows[begin:end]; and int32, -zero times the sum of each."""
-    x = empty_codes(padded_tokens(end - begin) if end - begin > 1 else 1, codes.shape[1])
+    """int8 [padded tokens, K]: the codes of rows[begin:end]; and int32 [padded tokens], -zero times their sums."""
+    x = empty_codes(padded_tokens(end - begin), codes.shape[1])
     start = np.zeros(len(x), np.int32)
     for token in range(end - begin):
         total = 0

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import llvmlite.binding
 import torch
 from llvmlite import ir
-from numba.extending import register_jitable
 
 from glm5_kernels.compiled.simd import BF16, FP32, GROUPS, I32, I64, INT8, WIDTH, Lanes, call_llvm, i64_const, intrinsic
 
@@ -18,10 +17,6 @@ KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
 PACKED, PAIRED = 3, 4
 #: Bytes of an element, by kind; of PACKED those of its int8 part, of PAIRED those of one bf16.
 ELEMENT_BYTES = (4, 2, 1, 1, 2)
-
-
-#: Weight rows of a task.
-ROWS = 32
 
 
 class RowAddress(NamedTuple):
@@ -40,18 +35,6 @@ def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
     """The rows of x [A, B, D], whose last dimension is contiguous; `kind` overrides the kind of its dtype."""
     size = x.element_size()
     return RowAddress(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, KINDS[x.dtype] if kind is None else kind)
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def two_streams(rows: int, task: int) -> tuple[int, int]:
-    """The rows of a task of one token: ROWS / 2 from the first number on, and as many the second number behind them.
-
-    One thread reads two distant places of memory at once up to 1.4 times as fast as one: the processor's prefetcher
-    stops at the end of a page of 4 KiB. The last task of an odd number of halves has the same rows twice.
-    """
-    half = rows // ROWS * (ROWS // 2)
-    first = task * (ROWS // 2)
-    return (first, half) if first < half else (2 * half, 0)
 
 
 @intrinsic()
