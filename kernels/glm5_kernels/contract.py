@@ -38,14 +38,15 @@ class TensorSpec(NamedTuple):
 
     Attributes:
         number: of the field.
-        dtype: a key of `_DTYPES`.
+        kind: a key of `_DTYPES`; dtypes: what it allows, empty: all.
         sizes: names or numbers; `leading` if any sizes may precede them.
         written: the op changes the tensor.
     """
 
     name: str
     number: int
-    dtype: str
+    kind: str
+    dtypes: tuple[torch.dtype, ...]
     sizes: tuple[str, ...]
     leading: bool
     written: bool
@@ -58,9 +59,9 @@ def tensor_specs(contract: Any) -> tuple[TensorSpec, ...]:
     for number, (name, hint) in enumerate(get_type_hints(contract, include_extras=True).items()):
         if get_origin(hint) is Annotated:
             _, text, *marks = get_args(hint)
-            dtype, shape = re.fullmatch(r"(\w+) \[(.*)\]", text).groups()  # type: ignore[union-attr]
+            kind, shape = re.fullmatch(r"(\w+) \[(.*)\]", text).groups()  # type: ignore[union-attr]
             sizes = tuple(size for size in shape.split(", ") if size != "...")
-            specs.append(TensorSpec(name, number, dtype, sizes, "..." in shape, WRITTEN in marks))
+            specs.append(TensorSpec(name, number, kind, _DTYPES[kind][1], sizes, "..." in shape, WRITTEN in marks))
     return tuple(specs)
 
 
@@ -72,28 +73,30 @@ def _nested(contract: Any) -> tuple[tuple[str, int], ...]:
 
 def check(operands: Any) -> None:
     """Raise `KernelInputError` unless the operands fit their contract and are on one device."""
-    _check(operands, "", operands[0].device.type)
+    _check(operands, "", operands[0].device)
 
 
-def _check(operands: Any, prefix: str, device: str | None) -> None:
+def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
+    """Runs before every op of every layer of a decode step, so it avoids slow calls such as len of a tensor."""
     contract: Any = type(operands)
     sizes = {"1": 1}
-    for spec in tensor_specs(contract):
-        tensor = operands[spec.number]
+    for name, number, kind, dtypes, names, leading, _ in tensor_specs(contract):
+        tensor = operands[number]
         if tensor is None:
             continue
-        shape = tensor.shape[-len(spec.sizes) :] if spec.leading else tensor.shape
-        fits = len(shape) == len(spec.sizes)
-        for size, name in zip(shape, spec.sizes, strict=False):
-            fits = sizes.setdefault(name, size) == size and fits
+        shape = tensor.shape
+        if leading:
+            shape = shape[-len(names) :]
+        fits = len(shape) == len(names)
+        for size, size_name in zip(shape, names, strict=False):
+            fits = sizes.setdefault(size_name, size) == size and fits
         if not fits:
-            expected = ["..."] * spec.leading + [str(sizes.get(name, "*")) for name in spec.sizes]
-            raise _wrong_shape(prefix + spec.name, tensor, expected)
-        words, dtypes = _DTYPES[spec.dtype]
+            expected = ["..."] * leading + [str(sizes.get(size_name, "*")) for size_name in names]
+            raise _wrong_shape(prefix + name, tensor, expected)
         if dtypes and tensor.dtype not in dtypes:
-            raise KernelInputError(f"{prefix}{spec.name} is {tensor.dtype}, expected {words}")
-        if device is not None and tensor.device.type != device:
-            raise KernelInputError(f"{prefix}{spec.name} is on {tensor.device}, the other arguments are on {device}")
+            raise KernelInputError(f"{prefix}{name} is {tensor.dtype}, expected {_DTYPES[kind][0]}")
+        if device is not None and tensor.device != device:
+            raise KernelInputError(f"{prefix}{name} is on {tensor.device}, the other arguments are on {device}")
     for name, number in _nested(contract):
         _check(operands[number], f"{name}.", None)
     if hasattr(contract, "rules"):

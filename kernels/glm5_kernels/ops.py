@@ -53,8 +53,8 @@ def _op(contract: Callable[P, Any], result: type[R]) -> Callable[P, R]:
 
     @wraps(contract)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        operands = contract(*arguments, **keywords)
-        output: R = registry.function(op, operands[0].device.type)(*operands)
+        first: Any = arguments[0] if arguments else contract(*arguments, **keywords)[0]
+        output: R = registry.function(op, first.device.type)(*arguments, **keywords)
         return output
 
     call.__name__ = op

@@ -117,9 +117,9 @@ def _per_head(first: Any, last: Any, sizes: Any, x: RowAddress, w: RowAddress, o
                 line = w.base + head * w.block_pitch + (low + row) * w.row_pitch
                 target = quarter_sums.ctypes.data + 4 * row
                 _one_token(codes.ctypes.data, pitch, line, distance, k, target, 4 * WIDTH)
-            for place in range(_TILE):
-                columns = out.base + head * out.row_pitch + 2 * (low + place * quarter)
-                store_row_as(quarter_sums[place].ctypes.data, WIDTH, out.kind, columns)
+            for part in range(_TILE):
+                columns = out.base + head * out.row_pitch + 2 * (low + part * quarter)
+                store_row_as(quarter_sums[part].ctypes.data, WIDTH, out.kind, columns)
             continue
         low, high = task_of_head * _ROWS, min((task_of_head + 1) * _ROWS, n)
         for row in range(low, high, _TILE):

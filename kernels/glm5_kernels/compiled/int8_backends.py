@@ -1,8 +1,8 @@
 """The instruction sets that multiply int8, and the code of one tile for each of them: `BACKENDS`.
 
-A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by
-four rows in memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32, exactly.
-AMX multiplies in larger tiles (`int8_amx`).
+A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by four rows
+in memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32,
+exactly. AMX multiplies in larger tiles (`int8_amx`).
 """
 
 from __future__ import annotations

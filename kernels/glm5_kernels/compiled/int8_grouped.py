@@ -5,6 +5,7 @@ The same numbers as `int8`'s plain versions, bit for bit.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from glm5_kernels.compiled.int8_product import (
 )
 from glm5_kernels.compiled.int8_quantize import QuantizedRows, quantize_rows, quantize_rows_static, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, row_address
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
@@ -57,7 +58,7 @@ class Weights(NamedTuple):
 
 def of_layer(weight: torch.Tensor, scale: torch.Tensor) -> Weights:
     """The weights int8 [N, K] of a linear layer, as `takes_weight` says, with scale fp32 [N]."""
-    n = len(weight)
+    n = weight.shape[0]
     return Weights(np.array([weight.data_ptr()]), n, weight.stride(0), False, n, scale.data_ptr(), INT8_ZERO)
 
 
@@ -68,6 +69,7 @@ def of_experts(weights: ExpertWeights, scale: torch.Tensor) -> Weights:
     return Weights(weights.addresses, weights.rows, weights.pitch, weights.packed, n, scale.data_ptr(), zero)
 
 
+@cache
 def one_group(tokens: int) -> Groups:
     """All rows of x in one group."""
     return Groups(np.arange(tokens), np.array([0, tokens]))
@@ -91,11 +93,14 @@ class Quantized(NamedTuple):
 def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quantized:
     """x fp32 or bf16 [T, K], K a multiple of WIDTH, with a scale for each row, or as a static layer says."""
     tokens, k = x.shape
-    codes, factors = np.zeros((tokens, padded_columns(k)), np.int8), np.ones((tokens, 1), np.float32)
-    source, target = row_address(x[None]), QuantizedRows(codes, k)
+    columns = padded_columns(k)
+    codes = np.empty((tokens, k), np.int8) if columns == k else np.zeros((tokens, columns), np.int8)
+    source, target = matrix_address(x), QuantizedRows(codes, k)
     if static is None:
+        factors = np.empty((tokens, 1), np.float32)
         quantize_rows(0, tokens, source, target, factors)
         return Quantized(codes, factors)
+    factors = np.ones((tokens, 1), np.float32)
     input_scale, offset, bias = static.input_scale, static.input_offset, static.quant_bias
     assert input_scale is not None and offset is not None and bias is not None
     quantize_rows_static(0, tokens, source, target, np.float32(input_scale.item()), np.float32(offset.item()))
@@ -104,10 +109,10 @@ def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quan
 
 def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
     """x[rows] -> [P, N] in `dtype`: each row times the weights of its group, scaled back."""
-    out = torch.empty(len(groups.rows), weights.n, dtype=dtype)
+    out = torch.empty(groups.rows.size, weights.n, dtype=dtype)
     tasks = len(weights.blocks) * -(-weights.rows // TASK_ROWS)
     size = LEAST_BYTES // (TASK_ROWS * weights.pitch)
-    run_ranges(_multiply_groups, tasks, size, x, groups, weights, row_address(out[None]))
+    run_ranges(_multiply_groups, tasks, size, x, groups, weights, matrix_address(out))
     return out
 
 
@@ -130,12 +135,12 @@ def _multiply_groups(
             sums = np.empty((len(x), ROWS), np.int32)
         if end - begin == 1 and task_of_block * WIDTH < quarter:
             low, distance = task_of_block * WIDTH, weights.pitch * quarter // (2 if weights.packed else 1)
-            for place in range(TILE):
-                _begin(quarter_sums[place], start[0], quantized.bias, column + low + place * quarter)
+            for part in range(TILE):
+                _begin(quarter_sums[part], start[0], quantized.bias, column + low + part * quarter)
             multiply_token(x, _matrix(weights, block, low), weights.packed, distance, quarter_sums)
-            for place in range(TILE):
+            for part in range(TILE):
                 factor = quantized.factors[groups.rows[begin], 0]
-                _scale(quarter_sums[place], factor, weights, group, out, begin, column + low + place * quarter)
+                _scale(quarter_sums[part], factor, weights, group, out, begin, column + low + part * quarter)
             continue
         for low in range(task_of_block * TASK_ROWS, min((task_of_block + 1) * TASK_ROWS, weights.rows), ROWS):
             count = min(ROWS, weights.rows - low)

@@ -26,9 +26,10 @@ def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> 
         if x.dtype == dtype and bf16_rows.takes(x[:, None], w.weight[None]):
             return bf16_rows.per_head(x[:, None], w.weight[None])[:, 0]
         return int8.apply_linear(x, w, dtype)
-    if 0 < len(x) <= MAX_TOKENS and dtype in FLOATS and takes_rows(x) and takes_weight(w.weight, w.scale):
+    tokens = x.shape[0]
+    if 0 < tokens <= MAX_TOKENS and dtype in FLOATS and takes_rows(x) and takes_weight(w.weight, w.scale):
         static = w if w.quant_mode == int8.PER_TENSOR else None
-        return grouped_product(quantized(x, static), one_group(len(x)), of_layer(w.weight, w.scale), dtype)
+        return grouped_product(quantized(x, static), one_group(tokens), of_layer(w.weight, w.scale), dtype)
     if int8_amx.takes(w.weight, dtype):
         codes, factors = quantize(x, w)
         return int8_amx.multiply(codes, factors, w.weight, w.scale, dtype, w.quant_bias)

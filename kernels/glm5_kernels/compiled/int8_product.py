@@ -27,9 +27,9 @@ from glm5_kernels.compiled.simd import WIDTH, aligned_fp32
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
-#: Weight rows that several tokens are multiplied by at a time, and those of a task. One token takes WIDTH of the rows of
-#: each quarter of a matrix: a thread reads four distant places of memory at once up to 1.4 times as fast as one, because
-#: the processor's prefetcher stops at the end of a page of 4 KiB.
+#: Weight rows that several tokens are multiplied by at a time, and those of a task. One token takes WIDTH rows of each
+#: quarter of a matrix: a thread reads four distant places of memory at once faster than one, because the processor's
+#: prefetcher stops at the end of a page of 4 KiB.
 ROWS, TASK_ROWS = 32, 64
 #: Larger batches are multiplied by AMX, by a library or in pieces.
 MAX_TOKENS = 16 if AMX_INT8 else 256

@@ -37,6 +37,11 @@ def row_address(x: torch.Tensor, kind: int | None = None) -> RowAddress:
     return RowAddress(x.data_ptr(), x.stride(0) * size, x.stride(1) * size, KINDS[x.dtype] if kind is None else kind)
 
 
+def matrix_address(x: torch.Tensor) -> RowAddress:
+    """The rows of x [B, D], whose last dimension is contiguous."""
+    return RowAddress(x.data_ptr(), 0, x.stride(0) * x.element_size(), KINDS[x.dtype])
+
+
 @intrinsic()
 def transpose(v: Lanes, rows: Any, skipped: Any, dims: Any, kind: Any, out: Any, pitch: Any) -> None:
     """out fp32 [dims, 16] <- sixteen rows [dims] transposed, each `skipped` bytes after an address (int64) at `rows`.

@@ -42,13 +42,12 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
         np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32),
         np.empty(len(w2.blocks) + 1, np.int64),
     )  # fmt: skip
-    _sort_by_expert(topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy(), pairs)
+    used = _sort_by_expert(topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy(), pairs)
     scales = w13_scale.float().contiguous(), w2_scale.float().contiguous()
     operands = operands._replace(w13_scale=scales[0], w2_scale=scales[1])
-    count, used = int(pairs.starts[-1]), np.count_nonzero(np.diff(pairs.starts))
+    count = int(pairs.starts[-1])
     out = torch.zeros(x.shape, dtype=torch.float32)
-    by_amx = all(int8_amx.takes(w.blocks[0], torch.float32) for w in (w13, w2))
-    if count > MAX_TOKENS * used and by_amx:
+    if count > MAX_TOKENS * used and all(int8_amx.takes(w.blocks[0], torch.float32) for w in (w13, w2)):
         _one_by_one(operands, pairs, out)
     elif count:
         _all_experts(operands, pairs, out)
@@ -59,10 +58,11 @@ def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
     """out fp32 [T, D] += the experts' share, of all experts together, _PAIRS pairs at a time."""
     x, w13 = quantized(operands.x), of_experts(operands.w13, operands.w13_scale)
     w2 = of_experts(operands.w2, operands.w2_scale)
-    for first in range(0, int(pairs.starts[-1]), _PAIRS):
-        token, weight = pairs.token[first : first + _PAIRS], pairs.weight[first : first + _PAIRS]
-        token = token[: pairs.starts[-1] - first]
-        starts = np.clip(pairs.starts - first, 0, len(token))
+    total = int(pairs.starts[-1])
+    for first in range(0, total, _PAIRS):
+        rows = slice(first, min(first + _PAIRS, total))
+        token, weight = pairs.token[rows], pairs.weight[rows]
+        starts = pairs.starts if total <= _PAIRS else np.clip(pairs.starts - first, 0, len(token))
         gate, up = grouped_product(x, Groups(token, starts), w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
         hidden = quantized(silu(gate).mul_(up))
         y = grouped_product(hidden, Groups(np.arange(len(token)), starts), w2, torch.float32)
@@ -85,14 +85,16 @@ def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
 
 
 @kernel
-def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> None:
-    """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort."""
+def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> int:
+    """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort. Returns how many experts are used."""
     token, weight, starts = pairs
     starts[:] = 0
     for expert in ids.flat:
         if expert >= 0:
             starts[expert + 1] += 1
+    used = 0
     for e in range(1, len(starts)):
+        used += starts[e] > 0
         starts[e] += starts[e - 1]
     for row in range(ids.shape[0]):
         for slot in range(ids.shape[1]):
@@ -103,6 +105,7 @@ def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> No
     for e in range(len(starts) - 1, 0, -1):
         starts[e] = starts[e - 1]
     starts[0] = 0
+    return used
 
 
 @kernel

@@ -16,5 +16,7 @@ def int8_linear(
     apply: Callable[[torch.Tensor, LinearWeights, torch.dtype], torch.Tensor] = apply_linear,
 ) -> torch.Tensor:
     x, w = operands
+    if x.ndim == 2:
+        return apply(x, w, x.dtype)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return apply(rows, w, x.dtype).reshape(*x.shape[:-1], len(w.weight))
