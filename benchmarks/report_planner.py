@@ -1,4 +1,4 @@
-"""Check the planner against every public number, and fit its seven constants again.
+"""Check the planner against every public number, and fit its six constants again.
 
     python benchmarks/report_planner.py            # tables; exit 1 where a limit is missed
     python benchmarks/report_planner.py --write    # and write constants and errors to plan/data/fitted.yaml
@@ -21,9 +21,8 @@ import numpy as np
 import yaml
 from tools import known_sizes
 
-from glm5_ascend.plan.calibrate import fit_runs
 from glm5_ascend.plan.constants import PRIORS, Constants, fitted, to_constants
-from glm5_ascend.plan.evidence import OUTPUTS, SLOPE, Case, cases, coordinates, distance, errors
+from glm5_ascend.plan.evidence import OUTPUTS, SLOPE, Case, cases, coordinates, distance, errors, fit
 
 FITTED = Path(__file__).parents[1] / "glm5_ascend" / "plan" / "data" / "fitted.yaml"
 #: Last date of the rows that the first fit sees. No number of GLM-5 on vllm-ascend is older than 2026-08-07.
@@ -51,14 +50,14 @@ def unseen_by(key: Callable[[Case], object], whole: Constants, groups: Sequence[
     unseen: Errors = {}
     for group in dict.fromkeys(map(key, cases())) if groups is None else groups:
         left = [case for case in cases() if key(case) == group]
-        constants = fit_runs([case for case in cases() if key(case) != group], whole, 1.0)
+        constants = fit([case for case in cases() if key(case) != group], whole)
         unseen |= {case.row.id: error for case, error in zip(left, errors(left, constants), strict=True)}
     return unseen
 
 
 def fitted_to(rows: Sequence[Case]) -> Constants:
     """Constants fitted to rows, from the priors' typical values."""
-    return fit_runs(rows, to_constants(np.zeros(len(PRIORS))), 1.0)
+    return fit(rows, to_constants(np.zeros(len(PRIORS))))
 
 
 def medians(unseen: Errors, engine: str = "vllm-ascend") -> dict[str, tuple[int, float, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from glm5_ascend.errors import OutputError, PlanError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json, read_bytes
 from glm5_ascend.files.written import write_named
-from glm5_ascend.plan.constants import PRIORS, Constants, fit, fitted, to_vector
-from glm5_ascend.plan.evidence import Case, Row, errors, make_case, residuals, weights
+from glm5_ascend.plan.constants import PRIORS, Constants, fitted
+from glm5_ascend.plan.evidence import Case, Row, errors, fit, make_case
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 
 #: Distance of a machine's constants from the public fit, as a share of the priors' spread.
@@ -71,19 +71,22 @@ def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibratio
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the row and the key.
     """
-    cases = tuple(_case(number, {"hardware": hardware, **raw}) for number, raw in enumerate(_read(path, setup), 1))
+    text = _text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        rows = [{**setup, **run} for run in _results(path, text)]
+    else:
+        try:
+            rows = list(csv.DictReader(text.splitlines()))
+        except csv.Error as error:
+            raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
+    cases = tuple(_case(number, {"hardware": hardware, **row}) for number, row in enumerate(rows, 1))
     if not cases:
         raise PlanError(f"calibrate {path}: no rows", "a CSV with a header, or a benchmark's JSON")
     machine = load_hardware(hardware)
     before = machine.constants or fitted().constants
-    after = fit_runs(cases, before, _TRUST)
-    title = f"{machine.title}, calibrated"
-    return Calibration(cases, before, after, machine.model_copy(update={"constants": after, "title": title}))
-
-
-def fit_runs(cases: Sequence[Case], start: Constants, trust: float) -> Constants:
-    """Constants fitted to runs; trust: how far they may move from `start`, as a share of the priors' spread."""
-    return fit(lambda constants: residuals(cases, constants), weights(cases), to_vector(start), trust)
+    after = fit(cases, before, _TRUST)
+    changes = {"constants": after, "title": f"{machine.title}, calibrated"}
+    return Calibration(cases, before, after, machine.model_copy(update=changes))
 
 
 def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
@@ -116,16 +119,6 @@ def _case(number: int, raw: Mapping[str, Any]) -> Case:
     return case
 
 
-def _read(path: Path, setup: Mapping[str, Any]) -> list[dict[str, Any]]:
-    text = _text(path)
-    if text.lstrip()[:1] in ("{", "["):
-        return [{**setup, **run} for run in _results(path, text)]
-    try:
-        return [dict(row) for row in csv.DictReader(text.splitlines())]
-    except csv.Error as error:
-        raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
-
-
 def read_results(path: Path) -> list[dict[str, Any]]:
     """Runs of a benchmark's JSON or JSON lines: workload, out_tok_s, ttft_ms and tpot_ms (None: not in the file).
 
@@ -148,31 +141,31 @@ def _results(path: Path, text: str) -> list[dict[str, Any]]:
     if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
         lines = [text]
     for number, line in enumerate(lines, 1):
-        name = str(path) if len(lines) == 1 else f"{path}, line {number}"
+        name, problem = str(path) if len(lines) == 1 else f"{path}, line {number}", "not valid JSON: "
         if not line:
             continue
         try:
             result = parse_json(line)
-        except ValueError as error:
-            raise PlanError(f"{name}: not valid JSON: {shortened(str(error), 160)}", _FORMATS) from None
-        if not isinstance(result, dict):
-            raise PlanError(f"{name}: not one object", _FORMATS)
-        try:
+            problem = "not a benchmark's result: "
+            if not isinstance(result, dict):
+                raise PlanError(f"{name}: not one object", _FORMATS)
             runs.append(_run(result))
         except ValueError as error:
-            raise PlanError(f"{name}: not a benchmark's result: {error}", _FORMATS) from None
+            raise PlanError(f"{name}: {problem}{shortened(str(error), 160)}", _FORMATS) from None
     return runs
 
 
 def _run(result: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a benchmark's result; AISBench has each value under `total`, followed by its unit."""
 
-    def value(what: str) -> float | None:
-        name = next((name for name in _NAMES[what] if name in result), None)
-        entry = result.get(name or "")
+    def value(what: str, default: float | None = 0.0) -> float:
+        name = next((name for name in _NAMES[what] if name in result), "")
+        entry = result.get(name)
         entry = entry.get("total") if isinstance(entry, dict) else entry
+        if entry is None and default is None:
+            raise ValueError(f"{_NAMES[what][0]} is missing")
         if entry is None:
-            return None
+            return default or 0.0
         try:
             number = math.nan if isinstance(entry, bool) else float(str(entry).split()[0])
         except (ValueError, IndexError):
@@ -181,18 +174,13 @@ def _run(result: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is {shown(entry)}, not above 0")
         return number
 
-    def needed(what: str) -> float:
-        number = value(what)
-        if number is None:
-            raise ValueError(f"{_NAMES[what][0]} is missing")
-        return number
-
-    speed, requests = needed("out_tok_s"), needed("requests")
-    prompt, answer = (value("prompt") or needed("input") / requests), (value("answer") or needed("output") / requests)
+    speed, requests = value("out_tok_s", None), value("requests", None)
+    prompt = value("prompt") or value("input", None) / requests
+    answer = value("answer") or value("output", None) / requests
     load = f"in={max(1, round(prompt))},out={max(1, round(answer))},requests={round(requests)}"
     rate = result.get("request_rate")
     if isinstance(rate, int | float) and 0 < rate < math.inf:
         load += f",rate={rate:g}"
-    ttft, tpot = (value(f"{name}_ms") or 1e3 * (value(f"{name}_s") or 0.0) for name in ("ttft", "tpot"))
+    ttft, tpot = (value(f"{name}_ms") or 1e3 * value(f"{name}_s") for name in ("ttft", "tpot"))
     load += f",concurrency={round(value('concurrency') or requests)}"
     return {"workload": load, "out_tok_s": speed, "ttft_ms": ttft or None, "tpot_ms": tpot or None}

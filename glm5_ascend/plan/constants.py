@@ -1,9 +1,8 @@
-"""The seven constants of the planner, each with a physical meaning, and their fit to measured runs."""
+"""The six constants of the planner, each with a physical meaning, and their fit to public results as a file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
@@ -23,20 +22,18 @@ class Constants(Keys):
     Attributes:
         memory: share of the memory's peak rate.
         compute: share of the cube's and the vector units' peak rates.
-        link: share of a link's rate that a collective reaches.
         graph_seconds: launch and synchronization of a layer of a captured decode step.
         eager_seconds: the same of a layer whose operators the host launches one by one (prefill, drafts).
         token_seconds: time of a token of a decode step per layer (routing, sampling, slot tables).
-        overlap: share of the prefills of an engine's DP ranks that run at the same time.
+        step_seconds: time of a step outside of the layers (scheduling, inputs, sampling, answers).
     """
 
     memory: Positive
     compute: Positive
-    link: Positive
     graph_seconds: NotNegative
     eager_seconds: NotNegative
     token_seconds: NotNegative
-    overlap: Share
+    step_seconds: NotNegative = 0.0
 
 
 #: (typical value, standard deviation of its logarithm). They keep near plausible values what the data cannot separate.
@@ -44,16 +41,11 @@ class Constants(Keys):
 PRIORS = {
     "memory": (0.6, 0.4),
     "compute": (0.25, 0.4),
-    "link": (0.5, 0.4),
     "graph_seconds": (2e-4, 0.7),
     "eager_seconds": (2e-3, 0.7),
     "token_seconds": (3e-6, 1.0),
-    "overlap": (0.5, 0.5),
+    "step_seconds": (5e-3, 0.7),
 }
-#: Expected error of a run's logarithm: the difference between two runs of the same layout.
-SIGMA = 0.12
-#: Half width of a difference quotient, in standardized logarithms: predictions have small jumps (whole pages).
-STEP = 0.03
 
 
 class FittedFile(Keys):
@@ -82,33 +74,12 @@ def fitted() -> FittedFile:
 
 
 def to_constants(x: Vector) -> Constants:
-    """Constants of standardized logarithms; `overlap` is a share."""
-    values = {
-        name: float(typical * np.exp(spread * z))
-        for (name, (typical, spread)), z in zip(PRIORS.items(), x, strict=True)
-    }
-    return Constants(**values | {"overlap": min(1.0, values["overlap"])})
+    """Constants of standardized logarithms."""
+    pairs = zip(PRIORS.items(), x, strict=True)
+    return Constants(**{name: float(typical * np.exp(spread * z)) for (name, (typical, spread)), z in pairs})
 
 
 def to_vector(constants: Constants) -> Vector:
     """Standardized logarithms of constants, the inverse of `to_constants`."""
     values = [(max(getattr(constants, name), 1e-12) / typical, spread) for name, (typical, spread) in PRIORS.items()]
     return np.array([np.log(ratio) / spread for ratio, spread in values])
-
-
-def fit(residuals: Callable[[Constants], Vector], weights: Vector, start: Vector, trust: float = 1.0) -> Constants:
-    """Least squares with soft L1, so that no single run bends the fit; the distance from `start` counts in full.
-
-    Args:
-        residuals: ln(predicted / measured) of each output. weights: of each residual.
-        trust: how far the constants may move, as a share of the priors' spread.
-    """
-    from scipy.optimize import least_squares
-
-    def function(x: Vector) -> Vector:
-        error = residuals(to_constants(x)) / SIGMA
-        root = np.sqrt(2.0 * weights * (np.sqrt(1.0 + error**2) - 1.0))  # its square is the soft L1
-        return np.concatenate([np.copysign(root, error), (x - start) / trust])
-
-    solution = least_squares(function, start, diff_step=STEP, x_scale=1.0, xtol=1e-4, ftol=1e-5, max_nfev=30)
-    return to_constants(np.asarray(solution.x, dtype=np.float64))

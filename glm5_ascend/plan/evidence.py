@@ -14,7 +14,7 @@ from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.constants import Constants, Vector, fitted
+from glm5_ascend.plan.constants import Constants, Vector, fitted, to_constants, to_vector
 from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout, parse_layout
@@ -25,6 +25,10 @@ from glm5_ascend.plan.workload import Workload, parse_workload
 
 #: Outputs of a row: tokens per second of the deployment, and mean seconds of first and further tokens.
 OUTPUTS = ("tok_s", "ttft", "tpot")
+#: Expected error of a run's logarithm: the difference between two runs of the same layout.
+SIGMA = 0.12
+#: Half width of a difference quotient, in standardized logarithms: predictions have small jumps (whole pages).
+STEP = 0.03
 #: Rows with a smaller weight are shown but not judged: their sources contradict themselves or each other.
 JUDGED = 0.15
 #: Sizes that differ by this factor have distance 1, as have different categories.
@@ -148,6 +152,25 @@ def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
 def weights(cases: Sequence[Case]) -> Vector:
     """Weight of each residual: the row's weight, divided by the number of its outputs."""
     return np.array([case.row.weight / len(case.measured) for case in cases for _ in case.measured])
+
+
+def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constants:
+    """Constants fitted to runs: least squares with soft L1, so that no single run bends the fit.
+
+    Args:
+        trust: how far they may move from `start`, as a share of the priors' spread; the distance counts in full.
+    """
+    from scipy.optimize import least_squares
+
+    origin, importance = to_vector(start), weights(cases)
+
+    def function(x: Vector) -> Vector:
+        error = residuals(cases, to_constants(x)) / SIGMA
+        root = np.sqrt(2.0 * importance * (np.sqrt(1.0 + error**2) - 1.0))  # its square is the soft L1
+        return np.concatenate([np.copysign(root, error), (x - origin) / trust])
+
+    solution = least_squares(function, origin, diff_step=STEP, x_scale=1.0, xtol=1e-4, ftol=1e-5, max_nfev=30)
+    return to_constants(np.asarray(solution.x, dtype=np.float64))
 
 
 def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[list[float], list[object]]:

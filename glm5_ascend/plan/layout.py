@@ -11,6 +11,7 @@ from typing import Any
 from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.plan.data_files import key_values
 from glm5_ascend.plan.hardware import Hardware
 
 #: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240).
@@ -207,7 +208,7 @@ _KEYS = {
 }  # fmt: skip
 _SWITCHES = ("ep", "dsa_cp", "index_cache", "eager", "flashcomm", "mlapo")
 _MAY_BE_ZERO = (*_SWITCHES, "redundant", "mtp")
-LAYOUT_KEYS = (*_KEYS, "replicas", "prefills", *(f"prefill_{key}" for key in _KEYS))
+_COUNTS = ("replicas", "prefills")
 
 
 def read_layout(text: str) -> dict[str, float]:
@@ -217,10 +218,7 @@ def read_layout(text: str) -> dict[str, float]:
         PlanError: unknown key, not a number, or a missing key.
     """
     values: dict[str, float] = {}
-    for item in text.split(","):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key not in LAYOUT_KEYS:
-            raise PlanError(f"--layout: unknown key {key!r:.40}", f"known: {', '.join(LAYOUT_KEYS)}")
+    for key, value in key_values("--layout", text, (*_KEYS, *_COUNTS, *(f"prefill_{key}" for key in _KEYS))).items():
         name = key.removeprefix("prefill_")
         whole = value.isdecimal() and len(value) <= 6 and (int(value) >= 1 or name in _MAY_BE_ZERO)
         share = name == "utilization" and value.replace(".", "", 1).isdecimal() and len(value) <= 6

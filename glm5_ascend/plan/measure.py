@@ -7,12 +7,12 @@ constants to a few small loads, as `plan calibrate` does to a user's runs.
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -20,9 +20,8 @@ import torch.nn.functional as F
 
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.plan.calibrate import fit_runs
 from glm5_ascend.plan.constants import Constants
-from glm5_ascend.plan.evidence import Case, Row
+from glm5_ascend.plan.evidence import Case, Row, fit
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory
@@ -42,7 +41,7 @@ FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len",
 ENGINE = Engine(tp=1, drafts=0)
 #: Constants from which the fit starts, far from those of an NPU, and how far it may go.
 START = Constants(
-    memory=1.0, compute=0.5, link=0.5, graph_seconds=1e-3, eager_seconds=1e-3, token_seconds=1e-4, overlap=0.5
+    memory=1.0, compute=0.5, graph_seconds=1e-3, eager_seconds=1e-3, token_seconds=1e-4, step_seconds=1e-3
 )
 TRUST = 10.0
 
@@ -73,17 +72,11 @@ def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoa
     cases = []
     for load in dict.fromkeys((run.prompt, run.output, run.concurrency) for run in runs):
         same = [run for run in runs if (run.prompt, run.output, run.concurrency) == load]
-        speed, ttft, tpot = (
-            statistics.median(getattr(run, name) for run in same)
-            for name in ("output_tokens_per_s", "ttft_ms", "tpot_ms")
-        )
-        row = Row(model=model.name, quant="", nodes=1, layout="", workload="", out_tok_s=speed)
-        if load[1] == 1:
-            row = row.model_copy(update={"out_tok_s": None, "ttft_ms": ttft})
-        else:
-            row = row.model_copy(update={"tpot_ms": tpot})
+        names = {"ttft_ms": "ttft_ms"} if load[1] == 1 else {"out_tok_s": "output_tokens_per_s", "tpot_ms": "tpot_ms"}
+        medians = {key: statistics.median(getattr(run, name) for run in same) for key, name in names.items()}
+        row = Row(model=model.name, quant="", nodes=1, layout="", workload="", **medians)
         cases.append(Case(row, model, hardware, Layout(ENGINE), Workload(*load, requests=load[2])))
-    return hardware.model_copy(update={"constants": fit_runs(cases, START, TRUST)})
+    return hardware.model_copy(update={"constants": fit(cases, START, TRUST)})
 
 
 def measure_rates(model: PlannedModel, name: str) -> Hardware:
@@ -92,27 +85,28 @@ def measure_rates(model: PlannedModel, name: str) -> Hardware:
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     a, b, c = (torch.rand(2**16) for _ in range(3))
-    memory = 2 * COPY_BYTES / seconds_of(lambda: target.copy_(source))
-    vector = 2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, c, out=a))
     where = f"{platform.machine()}, {threads()} thread(s), {datetime.date.today()}"
     shapes = f"products of {TOKENS} tokens at the shapes of {name}"
+    memory = 2 * COPY_BYTES / seconds_of(lambda: target.copy_(source))
+    values = {
+        "memory": (memory, f"a copy of {COPY_BYTES} bytes"),
+        "bf16": (product_rate(model.config, torch.bfloat16), shapes),
+        "int8": (product_rate(model.config, torch.int8), f"{shapes}, inputs quantized"),
+        "vector": (2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, c, out=a)), "fp32 multiply-adds in the L2 cache"),
+        "memory_bytes": (psutil.virtual_memory().total, "memory of the machine"),
+        "peer_seconds": (1e-9, "one die: not used"),
+    }
+    figures = {
+        key: {"value": float(f"{value:.5g}"), "quality": "measured", "source": text}
+        for key, (value, text) in values.items()
+    }
     unused = {"bandwidth": memory, "latency": 1e-6, "quality": "derived", "source": "one die: no link is used"}
     return Hardware.model_validate({
         "name": "cpu", "title": f"this CPU ({where})", "dies_per_node": 1,
-        "memory_bytes": _figure(psutil.virtual_memory().total, "memory of the machine"),
-        "rates": {
-            "memory": _figure(memory, f"a copy of {COPY_BYTES} bytes"),
-            "bf16": _figure(product_rate(model.config, torch.bfloat16), shapes),
-            "int8": _figure(product_rate(model.config, torch.int8), f"{shapes}, inputs quantized"),
-            "vector": _figure(vector, "fp32 multiply-adds in the L2 cache"),
-        },
-        "links": {"node": unused, "scale_out": unused}, "peer_seconds": _figure(1e-9, "one die: not used"),
+        "memory_bytes": figures.pop("memory_bytes"), "peer_seconds": figures.pop("peer_seconds"), "rates": figures,
+        "links": {"node": unused, "scale_out": unused},
         "host_ahead": False, "measured_on": f"{name}, {model.quantization}",
     })  # fmt: skip
-
-
-def _figure(value: float, source: str) -> dict[str, Any]:
-    return {"value": float(f"{value:.5g}"), "quality": "measured", "source": source}
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -129,24 +123,21 @@ def seconds_of(work: Callable[[], object]) -> float:
 def product_rate(config: ModelConfig, dtype: torch.dtype) -> float:
     """Operations per second over the largest products of a layer; int8: with the quantization of the input."""
     c = config
-    qk = c.qk_nope_head_dim + c.qk_rope_head_dim
     shapes = (
         (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size),
-        (c.num_attention_heads * qk, c.q_lora_rank),
+        (c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
         (c.hidden_size, c.num_attention_heads * c.v_head_dim), (2 * c.moe_intermediate_size, c.hidden_size),
     )  # fmt: skip
-    operations = seconds = 0.0
+    seconds = 0.0
     for rows, columns in shapes:
-        x = torch.randn(TOKENS, columns, dtype=torch.bfloat16 if dtype == torch.int8 else dtype)
+        x = torch.randn(TOKENS, columns, dtype=torch.bfloat16)
         if dtype == torch.int8:
             weight = torch.randint(-127, 128, (columns, rows), dtype=torch.int8).t()
             linear = ops.LinearWeights(weight, ops.PER_TOKEN, torch.full((rows,), 0.01))
-            seconds += seconds_of(lambda x=x, linear=linear: ops.int8_linear(x, linear))  # type: ignore[misc]
+            seconds += seconds_of(functools.partial(ops.int8_linear, x, linear))
         else:
-            w = torch.randn(rows, columns, dtype=dtype)
-            seconds += seconds_of(lambda x=x, w=w: F.linear(x, w))  # type: ignore[misc]
-        operations += 2.0 * TOKENS * rows * columns
-    return operations / seconds
+            seconds += seconds_of(functools.partial(F.linear, x, torch.randn(rows, columns, dtype=torch.bfloat16)))
+    return 2.0 * TOKENS * sum(rows * columns for rows, columns in shapes) / seconds
 
 
 def summary(hardware: Hardware) -> Iterator[str]:

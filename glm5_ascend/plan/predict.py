@@ -20,6 +20,9 @@ from glm5_ascend.plan.memory import End, Memory, most_requests
 from glm5_ascend.plan.steps import PromptTime, Steps
 from glm5_ascend.plan.workload import PUBLIC_ACCEPTANCE, Acceptance, Workload
 
+#: Share of the prefills of an engine's DP ranks that run at the same time. A guess: few public results depend on it.
+OVERLAP = 0.5
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -136,7 +139,7 @@ def _together(steps: Steps, engine: Engine, load: Workload, passes: float, most:
     ranks = min(float(engine.dp), max(1.0, running))
     batch, others = max(1.0, running / ranks), 1.0 - 1.0 / max(1.0, running)
     step = float(np.interp(batch, *steps.curve(engine, load.prompt + load.output / 2, ranks)))
-    same_time = 1.0 + (ranks - 1.0) * steps.constants.overlap  # ranks that prefill at the same time
+    same_time = 1.0 + (ranks - 1.0) * OVERLAP  # ranks that prefill at the same time
     prompt = steps.prompt(engine, load.fresh, load.prompt - load.fresh, same_time)
     blocking = ranks / same_time
     mixed_step = step * others * min(1.0, passes)  # decode work of other requests in the step of a chunk

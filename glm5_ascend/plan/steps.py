@@ -18,6 +18,8 @@ from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
 
+#: Share of a link's rate that a collective reaches. A guess: no public result depends on it.
+LINK = 0.5
 #: Requests per rank at which a curve's steps are computed.
 _BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0])
 
@@ -81,7 +83,7 @@ class Steps:
                 for name, seconds in more.items():
                     by_limit[name] += passes * seconds
                 by_op["MTP drafts"] += passes * sum(more_ops.values())
-        launch += engine.drafts * constants.eager_seconds
+        launch += engine.drafts * constants.eager_seconds + constants.step_seconds
         by_limit["host"] += launch
         by_op["launch and synchronisation"] += launch
         by_limit["vector"] += layers * step.tokens * constants.token_seconds
@@ -107,7 +109,7 @@ class Steps:
         device = sum(self._time(step_operators(self.model, self.hardware, engine, step))[0].values())
         host = self.model.config.num_hidden_layers * self.constants.eager_seconds
         # The host launches ahead of the device where it can.
-        return max(device, host) if self.hardware.host_ahead else device + host
+        return (max(device, host) if self.hardware.host_ahead else device + host) + self.constants.step_seconds
 
     def _time(self, ops: Iterable[Op]) -> tuple[dict[str, float], dict[str, float]]:
         """(seconds by limit, seconds by operator)."""
@@ -134,13 +136,13 @@ class Steps:
         if op.kind == "alltoall":
             setup = link.latency + (op.group - 1) * hardware.peer_seconds.value
         name = "HCCS" if link is hardware.links.node else "UB" if link is hardware.links.pod else "RoCE"
-        return (inside + outside) / self.constants.link + op.count * setup, name
+        return (inside + outside) / LINK + op.count * setup, name
 
     def transfer(self, engine: Engine, prefill: Engine, tokens: float) -> float:
-        """Seconds to send the cache of a prompt from the prefill engine to the decode engine."""
+        """Seconds to send the cache of a prompt to the decode engine, whole to each die of a tensor-parallel group."""
         nbytes = tokens * memory.bytes_per_token(self.model, engine.drafts > 0)
         link = self.hardware.link(engine.dies + prefill.dies)
-        return nbytes / link.bandwidth / self.constants.link / prefill.tp
+        return nbytes / link.bandwidth / LINK
 
 
 def _shape(engine: Engine) -> Engine:

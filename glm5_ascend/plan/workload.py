@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from glm5_ascend.errors import PlanError
+from glm5_ascend.plan.data_files import key_values, number
 
 #: Acceptance of each of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
 ACCEPTANCE = (0.891, 0.717, 0.549)
@@ -83,8 +84,6 @@ class Acceptance:
 
 
 PUBLIC_ACCEPTANCE = Acceptance()
-_FIELDS = {"in": "prompt", "out": "output", "concurrency": "concurrency", "prefix_hit": "prefix_hit", "rate": "rate",
-           "requests": "requests", "warm": "warm"}  # fmt: skip
 _MAX_VALUE = 1_048_576
 
 
@@ -94,24 +93,20 @@ def parse_workload(text: str) -> Workload:
     Raises:
         PlanError: names the key.
     """
-    values: dict[str, float] = {"concurrency": 1.0}
-    for item in text.split(","):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key not in _FIELDS:
-            raise PlanError(f"--workload: unknown key {key!r:.40}", f"known: {', '.join(_FIELDS)}")
-        values[key] = _number("--workload", key, value)
+    keys = {"in": "prompt", "out": "output", **{name: name for name in list(Workload.__dataclass_fields__)[2:]}}
+    values = {"concurrency": 1.0}
+    for key, value in key_values("--workload", text, keys).items():
+        values[key] = x = number("--workload", key, value)
+        if key in ("prefix_hit", "warm"):
+            if not 0 <= x <= 1 or (key == "prefix_hit" and x == 1):
+                raise PlanError(f"--workload: {key} is {x:g}, must be a share below 1", "90 % is 0.9")
+        elif not 0 < x <= _MAX_VALUE or (key in ("in", "out", "requests") and x % 1):
+            raise PlanError(f"--workload: {key} is {x:g}, must be above 0, at most {_MAX_VALUE}", "correct it")
     for key in ("in", "out"):
         if key not in values:
             raise PlanError(f"--workload: {key}= is missing", "--workload in=3500,out=1500,concurrency=32")
-    for key, number in values.items():
-        if key in ("prefix_hit", "warm"):
-            if not 0 <= number <= 1 or (key == "prefix_hit" and number == 1):
-                raise PlanError(f"--workload: {key} is {number:g}, must be a share below 1", "90 % is 0.9")
-        elif not 0 < number <= _MAX_VALUE or (key in ("in", "out", "requests") and number % 1):
-            raise PlanError(f"--workload: {key} is {number:g}, must be above 0, at most {_MAX_VALUE}", "correct it")
-    fields: dict[str, float] = {_FIELDS[key]: value for key, value in values.items()}
-    counts = {name: int(fields[name]) for name in ("prompt", "output", "requests") if name in fields}
-    return Workload(**fields | counts)  # type: ignore[arg-type]
+    whole = ("in", "out", "requests")
+    return Workload(**{keys[key]: int(x) if key in whole else x for key, x in values.items()})  # type: ignore[arg-type]
 
 
 def parse_acceptance(text: str | float | None) -> Acceptance:
@@ -122,7 +117,7 @@ def parse_acceptance(text: str | float | None) -> Acceptance:
     """
     if text is None:
         return PUBLIC_ACCEPTANCE
-    values = [_number("--acceptance", "X", part) for part in str(text).split(",")]
+    values = [number("--acceptance", "X", part) for part in str(text).split(",")]
     if len(values) == 1:
         if not 1 <= values[0] <= MAX_ACCEPTED:
             raise PlanError(f"--acceptance {values[0]:g}: must be 1 to {MAX_ACCEPTED:g}", "correct --acceptance")
@@ -137,24 +132,11 @@ def parse_acceptance(text: str | float | None) -> Acceptance:
 def parse_slo(text: str | None) -> Slo:
     """`tpot=50ms,ttft=2s`."""
     limits: dict[str, float] = {}
-    for item in filter(None, (text or "").split(",")):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key not in ("tpot", "ttft"):
-            raise PlanError(f"--slo: unknown key {key!r:.40}", "known: tpot, ttft, as in tpot=50ms,ttft=2s")
-        unit = "ms" if value.endswith("ms") else "s"
-        if not value.endswith(unit):
+    for key, value in key_values("--slo", text, ("tpot", "ttft")).items() if text else ():
+        if not value.endswith("s"):
             raise PlanError(f"--slo: {key}={value!r:.20} has no unit", "write 50ms or 2s")
-        limits[key] = _number("--slo", key, value.removesuffix(unit)) * (1e-3 if unit == "ms" else 1.0)
+        scale = 1e-3 if value.endswith("ms") else 1.0
+        limits[key] = scale * number("--slo", key, value.removesuffix("s").removesuffix("m"))
         if limits[key] <= 0:
             raise PlanError(f"--slo: {key} must be above 0", "write 50ms or 2s")
-    return Slo(limits.get("tpot"), limits.get("ttft"))
-
-
-def _number(option: str, key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise PlanError(f"{option}: {key}={text.strip()!r:.40} is not a number", "write it as in concurrency=32")
-    return value
+    return Slo(**limits)

@@ -29,9 +29,7 @@ from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.load import MeasuredLoad, run_load
 from tests.support.listening import listening
 
-TRUE = Constants(
-    memory=1.0, compute=0.3, link=0.5, graph_seconds=2e-3, eager_seconds=4e-3, token_seconds=3e-4, overlap=0.5
-)
+TRUE = Constants(memory=1.0, compute=0.3, graph_seconds=2e-3, eager_seconds=4e-3, token_seconds=3e-4, step_seconds=1e-3)
 
 
 @pytest.fixture(scope="module")

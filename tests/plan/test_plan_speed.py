@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm5_ascend.plan.calibrate import fit_runs
-from glm5_ascend.plan.constants import PRIORS, STEP, Constants, fitted, to_constants, to_vector
-from glm5_ascend.plan.evidence import Case, cases, errors, make_case, predictions, residuals, weights
+from glm5_ascend.plan.constants import PRIORS, Constants, fitted, to_constants, to_vector
+from glm5_ascend.plan.evidence import STEP, Case, cases, errors, fit, make_case, predictions, residuals, weights
 from glm5_ascend.plan.hardware import Hardware, load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
@@ -18,7 +17,7 @@ from glm5_ascend.plan.workload import Workload
 
 A3, ENGINE = load_hardware("a3"), Engine(4, 8, dsa_cp=True)
 MODEL, FITTED = named("glm-5.1", "w8a8c8", "li"), fitted().constants
-PERFECT = Constants(memory=1, compute=1, link=1, graph_seconds=0, eager_seconds=0, token_seconds=0, overlap=1)
+PERFECT = Constants(memory=1, compute=1, graph_seconds=0, eager_seconds=0, token_seconds=0, step_seconds=0)
 
 
 def steps(hardware: Hardware = A3, constants: Constants = FITTED, model: str = "glm-5.1") -> Steps:
@@ -54,7 +53,7 @@ def test_committed_constants_are_a_minimum() -> None:
 @pytest.fixture(scope="module")
 def synthetic() -> list[Case]:
     """Runs predicted with other constants than the fitted ones."""
-    constants = to_constants(np.array([0.5, -0.6, -0.5, 0.6, -0.5, 0.6, 0.5]))
+    constants = to_constants(np.array([0.5, -0.6, 0.6, -0.5, 0.6, 0.5]))
     rows = [case for case in cases() if case.row.id.startswith("5.1")][:8]
     pairs = zip(rows, predictions(rows, constants), strict=True)
     return [make_case(c.row.model_copy(update={"out_tok_s": p.output_per_second})) for c, p in pairs]
@@ -63,11 +62,11 @@ def synthetic() -> list[Case]:
 def test_a_fit_finds_the_constants_that_made_the_data_and_one_wild_run_hardly_bends_it(synthetic: list[Case]) -> None:
     start = to_constants(np.zeros(len(PRIORS)))
     before = np.abs(residuals(synthetic, start)).max()
-    after = np.abs(residuals(synthetic, fit_runs(synthetic, start, 1.0))).max()
+    after = np.abs(residuals(synthetic, fit(synthetic, start))).max()
     assert after < 0.06 < before
     first = synthetic[0]
     wild = make_case(first.row.model_copy(update={"out_tok_s": 8 * first.measured["tok_s"]}))
-    assert np.abs(residuals(synthetic[1:], fit_runs([wild, *synthetic[1:]], start, 1.0))).max() < 0.12
+    assert np.abs(residuals(synthetic[1:], fit([wild, *synthetic[1:]], start))).max() < 0.12
 
 
 def test_perfect_constants_are_a_lower_bound_and_faster_memory_helps() -> None:
@@ -83,7 +82,7 @@ def test_perfect_constants_are_a_lower_bound_and_faster_memory_helps() -> None:
 
 def test_decoding_without_graphs_pays_for_each_launch() -> None:
     graphs, eager = (steps().decode(Engine(8, 2, drafts=0, eager=e), 1, 100, 2).by_limit["host"] for e in (False, True))
-    assert eager == pytest.approx(78 * FITTED.eager_seconds) and graphs < eager
+    assert eager == pytest.approx(78 * FITTED.eager_seconds + FITTED.step_seconds) and graphs < eager
 
 
 @pytest.mark.parametrize(("model", "active"), [("glm-5", 40.8e9), ("glm-5.3-flash", 16.7e9)])
