@@ -11,7 +11,7 @@ from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
 from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
-from glm5_ascend.plan.evidence import Case, half_width, has_rows, nearest
+from glm5_ascend.plan.evidence import OUTPUTS, Case, half_width, has_rows, nearest
 from glm5_ascend.plan.hardware import Cluster, load_hardware
 from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
@@ -25,7 +25,6 @@ from glm5_ascend.plan.search import (
     MEETS,
     Candidate,
     Question,
-    beats,
     evaluate,
     experimental_candidates,
     proven_candidates,
@@ -87,52 +86,52 @@ def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
     if nodes is not None and nodes < needed:
         raise PlanError(f"--layout {text}: takes {needed} x {steps.hardware.name}, --nodes is {nodes}", "more nodes")
     sources = dict(proven_layouts(steps.model, Cluster(steps.hardware, needed), question.workload, question.drafts))
-    evidence = sources.get(layout)
-    if evidence is None:  # the same sizes with other settings
-        same = (e for other, e in sources.items() if str(other) == str(layout))
-        source = next(same, NOBODY).source
-        evidence = Evidence(DERIVED, source, ("other settings",)) if source else NOBODY
-    best = evaluate(question, layout, evidence, shed=False)
+    same = next((e for other, e in sources.items() if str(other) == str(layout)), NOBODY)  # with other settings
+    changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else NOBODY
+    best = evaluate(question, layout, sources.get(layout, changed), shed=False)
     if best is None:
         raise nothing_fits(question, layout, needed)
-    return _plan(question, Cluster(steps.hardware, nodes or needed), best, [], None)
+    return _plan(question, nodes or needed, best, [])
 
 
 def _searched(question: Question, nodes: int | None) -> Plan:
     """The plan of the best layouts; without `nodes`, of the fewest machines that carry the load within the SLO."""
-    hardware, best = question.steps.hardware, None
+    hardware, fitting = question.steps.hardware, list[tuple[int, list[Candidate]]]()
     for count in _NODES if nodes is None else (nodes,):
         candidates = [] if hardware.measured_on else proven_candidates(question, count, shed=nodes is not None)
         if nodes is None:
             candidates.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
-        if candidates and (nodes is not None or candidates[0].verdict == MEETS):
-            break
-        if not candidates and (other := experimental_candidates(question, count, ())):
-            candidates = other
-            break
+        candidates = candidates or experimental_candidates(question, count, ())
+        if candidates:
+            fitting.append((count, candidates))
+            if nodes is not None or candidates[0].verdict == MEETS or candidates[0].evidence is NOBODY:
+                break
     else:
-        if nodes is None:  # no number of machines meets the SLO: the fewest ones that fit
-            candidates = next((fitting for count in _NODES if (fitting := proven_candidates(question, count))), [])
-    if not candidates:
-        layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
-        raise nothing_fits(question, layout, nodes or _NODES[-1])
+        if not fitting:
+            layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
+            raise nothing_fits(question, layout, nodes or _NODES[-1])
+        # no number of machines meets the SLO: the fewest ones that fit
+        fitting = [(fitting[0][0], proven_candidates(question, fitting[0][0]))]
+    count, candidates = fitting[-1]
     if nodes is None:
         count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
         candidates = [c for c in candidates if c.nodes <= count]
-    best = candidates[0]
-    trial = None
-    if best.evidence.tag != NOBODY.tag and not hardware.measured_on:
+    best, trial = candidates[0], None
+    if best.evidence is not NOBODY and not hardware.measured_on:
         trial = next(iter(experimental_candidates(question, count, candidates)), None)
-        if trial and not beats(trial, best, math.exp(-_half_widths(question, trial)["tok_s"])):
-            trial = None
-    return _plan(question, Cluster(hardware, count), best, candidates[1:], trial)
+    if trial is not None:  # worth a trial: its low end is better, or it alone meets the SLO
+        low = trial.value * math.exp(-_half_widths(question, trial, _near(question, trial))["tok_s"])
+        worth = trial.rank < best.rank or (trial.rank == best.rank and low > best.value)
+        trial = trial if worth else None
+    return _plan(question, count, best, candidates[1:], trial)
 
 
 def _plan(
-    question: Question, cluster: Cluster, best: Candidate, others: list[Candidate], trial: Candidate | None
+    question: Question, nodes: int, best: Candidate, others: list[Candidate], trial: Candidate | None = None
 ) -> Plan:
-    numbers, sentences = _numbers(question, best), notes(question, cluster, best, others)
-    return Plan(question, cluster, best, others, trial, numbers, _near(question, best), sentences)
+    cluster, near = Cluster(question.steps.hardware, nodes), _near(question, best)
+    sentences = notes(question, cluster, best, others)
+    return Plan(question, cluster, best, others, trial, _numbers(question, best, near), near, sentences)
 
 
 def _near(question: Question, candidate: Candidate) -> tuple[float, Case] | None:
@@ -143,42 +142,41 @@ def _near(question: Question, candidate: Candidate) -> tuple[float, Case] | None
     return nearest(question.steps.model, hardware.name, candidate.layout, question.workload)
 
 
-def _half_widths(question: Question, candidate: Candidate) -> dict[str, float]:
+def _half_widths(question: Question, candidate: Candidate, near: tuple[float, Case] | None) -> dict[str, float]:
     """Half widths of the bands on a logarithmic scale, by output."""
-    away, _ = _near(question, candidate) or (0.0, None)
+    away = near[0] if near else 0.0
     spread = question.acceptance.spread if candidate.layout.decode.drafts else 0.0
-    widths = {name: half_width(name, away) for name in ("tok_s", "tpot", "ttft")}
-    return {name: width if name == "ttft" else math.hypot(width, spread) for name, width in widths.items()}
+    width = {name: half_width(name, away) for name in OUTPUTS}
+    return {name: width[name] if name == "ttft" else math.hypot(width[name], spread) for name in OUTPUTS}
 
 
-def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
+def _numbers(question: Question, best: Candidate, near: tuple[float, Case] | None) -> dict[str, Range]:
     """Figures with their ranges; the range of the memory counts for the speed."""
-    steps, load, model = question.steps, best.load, question.steps.model
-    ends = [predict(steps, best.layout, load, question.acceptance, end) or best.prediction for end in memory.ENDS]
-    widths, p = _half_widths(question, best), best.prediction
+    steps, load, model, p = question.steps, best.load, question.steps.model, best.prediction
+    ends = [predict(steps, best.layout, load, question.acceptance, end) or p for end in memory.ENDS]
+    widths, free = _half_widths(question, best, near), p.memory
     basis = "measured" if steps.hardware.constants else "fitted" if has_rows(model) else "guessed"
 
-    def band(output: str, value: float, others: list[float], scale: float = 1.0) -> Range:
+    def band(output: str, *values: float) -> Range:
+        """The range of a speed; the first value is the prediction."""
         factor = math.exp(widths[output])
-        low, high = min(value, *others) / factor, max(value, *others) * factor
-        return Range(scale * value, scale * low, scale * high, basis)
+        return Range(values[0], min(values) / factor, max(values) * factor, basis)
 
     def exact(value: float, kind: str = "derived") -> Range:
         return Range(value, value, value, kind)
-
-    free = p.memory
-    if model.stored_bytes is not None:
-        total = exact(model.stored_bytes, "measured")
-    else:
-        sizes = [weights.stored_bytes(model, *args) for args in ((False, True), (False, False), (True, True))]
-        total = Range(sizes[0], sizes[1], sizes[2], "derived")
-    engine, positions = replace(best.layout.decode, sequences=1_000_000), model.config.max_position_embeddings
-    ranks = engine.dp * best.layout.replicas
 
     def guessed(value: Callable[[End], float]) -> Range:
         low, middle, high = map(value, memory.ENDS)
         return Range(middle, low, high, "guessed")
 
+    if model.stored_bytes is not None:
+        total = exact(model.stored_bytes, "measured")
+    else:  # msModelSlim's head in fp32, and no copies of the MTP layer
+        total = Range(
+            *(weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True))), "derived"
+        )
+    engine, positions = replace(best.layout.decode, sequences=1_000_000), model.config.max_position_embeddings
+    ranks = engine.dp * best.layout.replicas
     return {
         "weight_bytes_total": total,
         "weight_bytes_per_die": exact(float(sum(free.weights.values()))),
@@ -187,7 +185,7 @@ def _numbers(question: Question, best: Candidate) -> dict[str, Range]:
         "kv_budget_bytes_per_die": guessed(lambda end: free.budgets[end]),
         "max_context_tokens": guessed(lambda end: max(0, min(positions, free.tokens(end) - free.state_tokens))),
         "max_concurrency": guessed(lambda end: math.floor(ranks * memory.most_requests(free, engine, load, end))),
-        "tpot_ms": band("tpot", p.tpot, [end.tpot for end in ends], 1e3),
-        "ttft_ms": band("ttft", p.ttft, [end.ttft for end in ends], 1e3),
-        "output_tokens_per_s": band("tok_s", p.output_per_second, [end.output_per_second for end in ends]),
+        "tpot_ms": band("tpot", 1e3 * p.tpot, *(1e3 * end.tpot for end in ends)),
+        "ttft_ms": band("ttft", 1e3 * p.ttft, *(1e3 * end.ttft for end in ends)),
+        "output_tokens_per_s": band("tok_s", p.output_per_second, *(end.output_per_second for end in ends)),
     }

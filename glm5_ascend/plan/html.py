@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from glm5_ascend.plan.result import Plan, load_table
+from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import MEETS
-from glm5_ascend.plan.text import basis_lines, span, table, title, verdict
+from glm5_ascend.plan.text import basis_lines, table
 from glm5_ascend.report import charts
 from glm5_ascend.report import page as report
 from glm5_ascend.report.content import Card, Chart, Code, Page, Section, Table
@@ -28,7 +28,7 @@ def document(plan: Plan, header: ReportHeader) -> Page:
     """The page; `header` has its origin."""
     best = plan.best
     lines = [f"load: {plan.workload}", f"{best.evidence.tag}: {best.layout}", f"source: {best.evidence}", *plan.notes]
-    return Page(title(plan), header, _verdict(plan), lines, list(_cards(plan)), list(_sections(plan)))
+    return Page(plan.title, header, _verdict(plan), lines, list(_cards(plan)), list(_sections(plan)))
 
 
 def _verdict(plan: Plan) -> ReportVerdict:
@@ -36,11 +36,11 @@ def _verdict(plan: Plan) -> ReportVerdict:
     limits = [(name, 1e3 * limit, number) for name, limit, number in slo if limit is not None]
     if not limits:
         return ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
-    threshold = ", ".join(f"{name} {limit:g} ms (predicted: {span(n, digits=1)} ms)" for name, limit, n in limits)
+    threshold = ", ".join(f"{name} {limit:g} ms (predicted: {n.text(digits=1)} ms)" for name, limit, n in limits)
     slow = any(number.high > limit for _, limit, number in limits)
     grade = "poor" if plan.best.verdict != MEETS else "fair" if slow else "good"
     reason = "The limits are those of --slo. In brackets: the range of the prediction."
-    return ReportVerdict(grade, f"SLO {verdict(plan)}.", threshold, reason)  # type: ignore[arg-type]
+    return ReportVerdict(grade, f"SLO {plan.verdict}.", threshold, reason)  # type: ignore[arg-type]
 
 
 def _cards(plan: Plan) -> Iterator[Card]:
@@ -49,7 +49,7 @@ def _cards(plan: Plan) -> Iterator[Card]:
         ("ttft_ms", "to the first token", 1e-3, 2, " s"), ("max_context_tokens", "longest context, tokens", 1.0, 0, ""),
         ("max_concurrency", "such requests fit in the cache", 1.0, 0, ""),
     ):  # fmt: skip
-        value, _, rest = span(plan.numbers[key], scale, digits).partition(" (")
+        value, _, rest = plan.numbers[key].text(scale, digits).partition(" (")
         ends = f"{rest[:-1]}{unit}, " if rest else ""
         yield Card(key, f"{value}{unit}", label, f"{ends}{plan.numbers[key].basis}")
 
@@ -81,7 +81,7 @@ def _load_chart(plan: Plan) -> Chart:
         {clients: row["clients"], x: row["tpot_ms"], y: row["output_tokens_per_s"], "TTFT ms": row["ttft_ms"],
          "low": float(row["output_tokens_per_s"]) * speed.low / speed.value,
          "high": float(row["output_tokens_per_s"]) * speed.high / speed.value, "SLO": row["slo"]}
-        for row in load_table(plan)
+        for row in plan.loads()
     ]  # fmt: skip
     base = alt.Chart(charts.data(records)).encode(x=alt.X(field=x, type="quantitative"))
     tooltip = [alt.Tooltip(field=name, type="nominal") for name in (clients, x, y, "TTFT ms", "SLO")]

@@ -17,43 +17,38 @@ LONG_PROMPT = 16_384
 def notes(question: Question, cluster: Cluster, best: Candidate, others: list[Candidate]) -> list[str]:
     """Assumptions, enough or idle machines, limits on the number of requests, and known faults."""
     load, layout, hardware, model = question.workload, best.layout, cluster.hardware, question.steps.model
-    rules = model.rules
-    sentences = [f"little data: {text}" for text in (hardware.little_data, rules and rules.little_data) if text]
-    if not has_rows(model):
-        sentences.append(f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed")
-    if hardware.links.pod is not None and best.nodes > 1:
-        pod = f"one supernode (UB, up to {hardware.links.pod.nodes} nodes)"
-        sentences.append(f"assumed: the nodes are {pod}; otherwise --hardware a3-roce")
+    p, prefill, pod, rules = best.prediction, layout.prefill or layout.decode, hardware.links.pod, model.rules
+    slots = layout.decode.sequences * layout.decode.dp * layout.replicas
+    sentences = (
+        *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
+        (not has_rows(model),
+         f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+        (pod is not None and best.nodes > 1,
+         f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise --hardware a3-roce"),
+        _enough(cluster, best, others),
+        (best.verdict == SHEDS,
+         f"within the SLO it serves {best.admitted or 0:g} of {load.concurrency:g} clients, and the numbers are for"
+         " these: admit no more at the router, or add machines"),
+        (best.unsure, "it fits only if graphs, buffers and fragmentation take less than the high end of their range"),
+        (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
+        (p.bound == "seqs",
+         f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
+        (load.fresh > LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp,
+         "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that"),
+        (layout.decode.dcp > 1, "DCP switches the prefix cache off: hits are not counted"),
+        *((True, f"known fault: {text}") for text in faults(model, layout)),
+    )  # fmt: skip
+    return [text for applies, text in sentences if applies]
+
+
+def _enough(cluster: Cluster, best: Candidate, others: list[Candidate]) -> tuple[bool, str]:
+    """Whether fewer machines are enough, and the sentence about them and idle ones."""
     enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
     small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
-    if small.nodes < cluster.nodes:
-        machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
-        share = (
-            "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
-        )
-        idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
-        sentences.append(f"{machines} enough for this load{share}{idle}")
-    if best.verdict == SHEDS and best.admitted is not None:
-        sentences.append(
-            f"within the SLO it serves {best.admitted:g} of {load.concurrency:g} clients, and the numbers are for"
-            f" these: admit no more at the router, or add machines"
-        )
-    p = best.prediction
-    if best.unsure:
-        sentences.append("it fits only if graphs, buffers and fragmentation take less than the high end of their range")
-    if p.bound == "memory":
-        sentences.append(f"cache memory holds {p.running:.0f} requests at a time, the others wait")
-    if p.bound == "seqs":
-        seqs = f"--max-num-seqs {layout.decode.sequences} admits"
-        sentences.append(
-            f"{seqs} {layout.decode.sequences * layout.decode.dp * layout.replicas} requests, the others wait"
-        )
-    prefill = layout.prefill or layout.decode
-    if load.fresh > LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp:
-        sentences.append("without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that")
-    if layout.decode.dcp > 1:
-        sentences.append("DCP switches the prefix cache off: hits are not counted")
-    return [*sentences, *(f"known fault: {text}" for text in faults(model, layout))]
+    machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
+    share = "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
+    idle = f"; {cluster.nodes - best.nodes} stay idle" if best.nodes < cluster.nodes else ""
+    return small.nodes < cluster.nodes, f"{machines} enough for this load{share}{idle}"
 
 
 def nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:

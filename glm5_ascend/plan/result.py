@@ -9,7 +9,7 @@ from glm5_ascend.plan.evidence import Case
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.search import MEETS, Candidate, Question
+from glm5_ascend.plan.search import MEETS, SHEDS, Candidate, Question
 from glm5_ascend.plan.steps import Duration
 from glm5_ascend.plan.workload import Slo, Workload
 
@@ -26,12 +26,13 @@ class Range:
     high: float
     basis: str
 
-    def to_json(self) -> dict[str, Any]:
-        def rounded(x: float) -> float | int:
-            return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")
+    def text(self, scale: float = 1.0, digits: int = 0) -> str:
+        """`12 (10 to 14)`, or the number alone if it has no range."""
+        value, low, high = (f"{scale * x:,.{digits}f}" for x in (self.value, self.low, self.high))
+        return value if low == high else f"{value} ({low} to {high})"
 
-        numbers = {name: rounded(getattr(self, name)) for name in ("value", "low", "high")}
-        return {**numbers, "basis": self.basis}
+    def to_json(self) -> dict[str, float | str]:
+        return {name: x if isinstance(x, str) else _rounded(x) for name, x in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,48 @@ class Plan:
     @property
     def step(self) -> Duration:
         """A decode step of the first answer."""
-        p = self.best.prediction
-        context = self.workload.prompt + self.workload.output / 2
-        return self.question.steps.decode(self.best.layout.decode, p.batch, context, p.ranks)
+        p, load = self.best.prediction, self.workload
+        return self.question.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
 
     @property
     def within_slo(self) -> bool:
         return self.best.verdict == MEETS
 
+    @property
+    def title(self) -> str:
+        """Model, weights and machines."""
+        machines = f"{self.cluster.nodes} x {self.cluster.hardware.title} ({self.cluster.dies} dies)"
+        return f"{self.model.name} {self.model.quantization} on {machines}"
+
+    @property
+    def verdict(self) -> str:
+        """What the printed latencies say about the SLO."""
+        if self.best.verdict == SHEDS:
+            return f"met for {self.best.admitted:g} of {self.workload.concurrency:g} clients"
+        if self.best.verdict != MEETS:
+            return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
+        limits = ((self.slo.tpot, self.numbers["tpot_ms"]), (self.slo.ttft, self.numbers["ttft_ms"]))
+        if any(limit and number.high > 1e3 * limit for limit, number in limits):
+            return "met by the prediction, not at the slow end of its range"
+        return "met, also at the slow end of the range"
+
+    def loads(self) -> list[dict[str, float | str]]:
+        """Figures of the first answer with a sixteenth to four times the clients."""
+        rows = list[dict[str, float | str]]()
+        for clients in sorted({max(1, round(share * self.workload.concurrency)) for share in SHARES}):
+            load = replace(self.workload, concurrency=float(clients), rate=None, requests=None)
+            p = predict(self.question.steps, self.best.layout, load, self.question.acceptance)
+            if p is not None:
+                rows.append({
+                    "clients": clients, "output_tokens_per_s": round(p.output_per_second, 1),
+                    "tpot_ms": round(1e3 * p.tpot, 2), "ttft_ms": round(1e3 * p.ttft, 1), "limit": p.bound,
+                    "slo": "met" if self.slo.met(p.tpot, p.ttft) else "missed",
+                })  # fmt: skip
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
-        best, p = self.best, self.best.prediction
-        near = None
+        best, p, near = self.best, self.best.prediction, None
         if self.near is not None:
             near = {"id": self.near[1].row.id, "distance": round(self.near[0], 2), "measured": self.near[1].measured}
         return {
@@ -96,7 +127,7 @@ class Plan:
             "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
             "hardware": self.cluster.hardware.name, "nodes": self.cluster.nodes,
             **{name: number.to_json() for name, number in self.numbers.items()},
-            **_candidate(best),
+            **_candidate(best, speeds=False),
             "engines": {
                 role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
                 for role, e in best.layout.engines.items()
@@ -106,38 +137,23 @@ class Plan:
             "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
                                "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
             "slo_met": self.within_slo, "nearest": near, "notes": self.notes,
-            "others": [_candidate(c) | _speeds(c) for c in self.others[:8]],
-            "experimental": _candidate(self.experimental) | _speeds(self.experimental) if self.experimental else None,
-            "loads": load_table(self),
+            "others": [_candidate(c) for c in self.others[:8]],
+            "experimental": _candidate(self.experimental) if self.experimental else None,
+            "loads": self.loads(),
             "profile": self.commands.profile, "command_lines": list(self.commands.lines),
         }  # fmt: skip
 
 
-def load_table(plan: Plan) -> list[dict[str, float | str]]:
-    """Figures of the first answer with a sixteenth to four times the clients."""
-    question, layout, rows = plan.question, plan.best.layout, list[dict[str, float | str]]()
-    for clients in sorted({max(1, round(share * plan.workload.concurrency)) for share in SHARES}):
-        load = replace(plan.workload, concurrency=float(clients), rate=None, requests=None)
-        p = predict(question.steps, layout, load, question.acceptance)
-        if p is not None:
-            rows.append({
-                "clients": clients, "output_tokens_per_s": round(p.output_per_second, 1),
-                "tpot_ms": round(1e3 * p.tpot, 2), "ttft_ms": round(1e3 * p.ttft, 1), "limit": p.bound,
-                "slo": "met" if plan.slo.met(p.tpot, p.ttft) else "missed",
-            })  # fmt: skip
-    return rows
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    evidence = candidate.evidence
+def _candidate(candidate: Candidate, speeds: bool = True) -> dict[str, Any]:
+    evidence, p = candidate.evidence, candidate.prediction
+    numbers = {"output_tokens_per_s": p.output_per_second, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
     return {
         "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
         "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
         "clients_within_slo": candidate.admitted,
+        **({name: float(f"{value:.5g}") for name, value in numbers.items()} if speeds else {}),
     }
 
 
-def _speeds(candidate: Candidate) -> dict[str, float]:
-    p = candidate.prediction
-    speeds = {"output_tokens_per_s": p.output_per_second, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
-    return {name: float(f"{value:.5g}") for name, value in speeds.items()}
+def _rounded(x: float) -> float | int:
+    return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")

@@ -10,7 +10,7 @@ from glm5_ascend.plan import memory
 from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
 from glm5_ascend.plan.predict import Prediction, predict
-from glm5_ascend.plan.proven import EXPERIMENTAL, NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
+from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Acceptance, Slo, Workload
 
@@ -188,14 +188,3 @@ def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> It
                 if layout.prefill is None and tp > 1:
                     engines.append(replace(plain, dsa_cp=True, flashcomm=True))
                 yield from (replace(layout, decode=engine) for engine in engines)
-
-
-def beats(experimental: Candidate, best: Candidate, factor: float) -> bool:
-    """Check if a layout without a source is worth a trial: its low end is better, or it alone meets the SLO.
-
-    Args:
-        factor: of the low end of its throughput.
-    """
-    if experimental.rank != best.rank:
-        return experimental.rank < best.rank
-    return experimental.value * factor > best.value and experimental.evidence.tag == EXPERIMENTAL

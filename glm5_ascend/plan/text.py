@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, and as one JSON object."""
+"""A plan as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.memory import UNPUBLISHED
-from glm5_ascend.plan.result import Plan, Range
-from glm5_ascend.plan.search import MEETS, SHEDS
+from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.search import SHEDS
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 
@@ -27,15 +27,9 @@ BOUNDS = {
 }  # fmt: skip
 
 
-def span(number: Range, scale: float = 1.0, digits: int = 0) -> str:
-    """`12 (10 to 14)`, or the number alone if it has no range."""
-    value, low, high = (f"{scale * x:,.{digits}f}" for x in (number.value, number.low, number.high))
-    return value if low == high else f"{value} ({low} to {high})"
-
-
 def show(plan: Plan, console: Console) -> None:
     """Print the report. Commands are not wrapped, so that they can be copied."""
-    show_rows([(title(plan),)], console)
+    show_rows([(plan.title,)], console)
     show_rows(_answer(plan), console)
     console.print()
     show_rows(_memory(plan), console)
@@ -50,31 +44,23 @@ def show(plan: Plan, console: Console) -> None:
     show_rows(([line] for line in basis_lines(plan)), console)
 
 
-def title(plan: Plan) -> str:
-    """Model, weights and machines."""
-    cluster = plan.cluster
-    machines = f"{cluster.nodes} x {cluster.hardware.title} ({cluster.dies} dies)"
-    return f"{plan.model.name} {plan.model.quantization} on {machines}"
-
-
 def _answer(plan: Plan) -> Rows:
     from rich.text import Text
 
     n, best, p = plan.numbers, plan.best, plan.best.prediction
-    speed = n["output_tokens_per_s"]
+    speed, tpot, ttft = n["output_tokens_per_s"], n["tpot_ms"], n["ttft_ms"]
     yield "load", str(plan.workload)
     yield best.evidence.tag, str(best.layout)
     yield "source", str(best.evidence)
-    yield "tokens/s", f"{span(speed)} output tokens, all requests  [{speed.basis}]"
-    yield "TPOT", f"{span(n['tpot_ms'], digits=1)} ms  [{n['tpot_ms'].basis}]"
-    yield "TTFT", f"{span(n['ttft_ms'])} ms  [{n['ttft_ms'].basis}; few public numbers]"
-    total = sum(plan.step.by_limit.values())
-    shares = ", ".join(
-        f"{k} {100 * s / total:.0f} %" for k, s in sorted(plan.step.by_limit.items(), key=lambda i: -i[1])
-    )
-    yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * total:.0f} ms: {shares}"
+    yield "tokens/s", f"{speed.text()} output tokens, all requests  [{speed.basis}]"
+    yield "TPOT", f"{tpot.text(digits=1)} ms  [{tpot.basis}]"
+    yield "TTFT", f"{ttft.text()} ms  [{ttft.basis}; few public numbers]"
+    step = plan.step
+    limits = sorted(step.by_limit.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {100 * seconds / step.seconds:.0f} %" for name, seconds in limits)
+    yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * step.seconds:.0f} ms: {shares}"
     if plan.slo.tpot or plan.slo.ttft or not plan.within_slo:
-        yield "SLO", Text(verdict(plan), STYLES["ok" if plan.within_slo else "problem"])
+        yield "SLO", Text(plan.verdict, STYLES["ok" if plan.within_slo else "problem"])
     for note in plan.notes:
         yield "note", Text(note, STYLES["warning"])
     if plan.near is not None:
@@ -83,33 +69,19 @@ def _answer(plan: Plan) -> Rows:
         yield "nearest", f"{case.row.case}: {measured} (distance {distance:.1f})"
 
 
-def verdict(plan: Plan) -> str:
-    """One line about the SLO, by the numbers that are printed."""
-    if plan.best.verdict == SHEDS:
-        return f"met for {plan.best.admitted:g} of {plan.workload.concurrency:g} clients"
-    if plan.best.verdict != MEETS:
-        return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
-    limits = ((plan.slo.tpot, plan.numbers["tpot_ms"]), (plan.slo.ttft, plan.numbers["ttft_ms"]))
-    if any(limit and number.high > 1e3 * limit for limit, number in limits):
-        return "met by the prediction, not at the slow end of its range"
-    return "met, also at the slow end of the range"
-
-
 def _memory(plan: Plan) -> Rows:
     n, die = plan.numbers, plan.best.prediction.memory
-    yield "checkpoint", f"{span(n['weight_bytes_total'], 1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
+    yield "checkpoint", f"{n['weight_bytes_total'].text(1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
     yield "memory of one die", f"{die.total / _GB:.1f} GB, of which the engine may use {die.usable / _GB:.1f}"
-    for name, nbytes in die.weights.items():
-        yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [derived]"
-    for name, amount in die.parts.items():
-        if name != "weights" and amount:
-            yield f"  {name}", f"{amount / _GB:6.2f} GB  [{'guessed' if name in UNPUBLISHED else 'derived'}]"
-    yield "  left for the cache", f"{span(n['kv_budget_bytes_per_die'], 1 / _GB, 1)} GB"
+    parts = {**die.weights, **{name: nbytes for name, nbytes in die.parts.items() if name != "weights" and nbytes}}
+    for name, nbytes in parts.items():
+        yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [{'guessed' if name in UNPUBLISHED else 'derived'}]"
+    yield "  left for the cache", f"{n['kv_budget_bytes_per_die'].text(1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
     if die.state_tokens:
         yield "state of a request", f"{n['state_bytes_per_request'].value / 1e6:,.0f} MB  [derived]"
-    yield "longest context", f"{span(n['max_context_tokens'])} tokens"
-    yield "cache holds", f"{span(n['max_concurrency'])} requests of this size"
+    yield "longest context", f"{n['max_context_tokens'].text()} tokens"
+    yield "cache holds", f"{n['max_concurrency'].text()} requests of this size"
 
 
 def table(plan: Plan) -> Rows:
@@ -133,7 +105,7 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     if plan.cluster.hardware.constants is None:
         data = fitted()
         yield (
-            f"fitted: seven constants, on {data.rows} public results. Results that a fit had not seen: median error "
+            f"fitted: six constants, on {data.rows} public results. Results that a fit had not seen: median error "
             f"{100 * data.median_error['tok_s']:.0f} % in tokens/s, {100 * data.median_error['ttft']:.0f} % in TTFT; "
             f"{100 * data.inside:.0f} % inside the range. Later than the fit's data: {data.later['vllm-ascend']}."
         )
