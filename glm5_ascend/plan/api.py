@@ -172,9 +172,8 @@ def _numbers(question: Question, best: Candidate, near: tuple[float, Case] | Non
     if model.stored_bytes is not None:
         total = exact(model.stored_bytes, "measured")
     else:  # msModelSlim's head in fp32, and no copies of the MTP layer
-        total = Range(
-            *(weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True))), "derived"
-        )
+        middle, low, high = (weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True)))
+        total = Range(middle, low, high, "derived")
     engine, positions = replace(best.layout.decode, sequences=1_000_000), model.config.max_position_embeddings
     ranks = engine.dp * best.layout.replicas
     return {

@@ -30,7 +30,7 @@ def data_file(name: str) -> Path:
     return data_dir("plan/data") / name
 
 
-def key_values(option: str, text: str, known: Collection[str]) -> dict[str, str]:
+def key_values(option: str, text: str, keys: Collection[str]) -> dict[str, str]:
     """Read `key=value,...`.
 
     Raises:
@@ -38,8 +38,8 @@ def key_values(option: str, text: str, known: Collection[str]) -> dict[str, str]
     """
     pairs = [[part.strip() for part in item.partition("=")] for item in text.split(",")]
     for key, _, _ in pairs:
-        if key not in known:
-            raise PlanError(f"{option}: unknown key {key!r:.40}", f"known: {', '.join(known)}")
+        if key not in keys:
+            raise PlanError(f"{option}: unknown key {key!r:.40}", f"known: {', '.join(keys)}")
     return {key: value for key, _, value in pairs}
 
 

@@ -42,7 +42,6 @@ def notes(question: Question, cluster: Cluster, best: Candidate, others: list[Ca
 
 
 def _enough(cluster: Cluster, best: Candidate, others: list[Candidate]) -> tuple[bool, str]:
-    """Whether fewer machines are enough, and the sentence about them and idle ones."""
     enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
     small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
     machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"

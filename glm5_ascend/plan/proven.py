@@ -177,7 +177,8 @@ def faults(model: PlannedModel, layout: Layout) -> list[str]:
     engines = layout.engines.values()
     all_faults = (
         (any(e.dcp > 1 and e.drafts for e in engines),
-         "DCP with MTP: crashes (rule P63; vllm-ascend 13710, 16654, 14320), drifting answers (vllm 41623)"),
+         "DCP with MTP: crashes (rule P63; vllm-ascend 16654, 14320; 13710 before 0.23.0), drifting answers"
+         " (vllm 41623)"),
         (any(e.dcp > 1 for e in engines), "DCP: the prefix cache has no hits (rule P37; vllm-ascend 13750)"),
         (any(e.drafts and (e.flashcomm or e.dsa_cp) for e in engines) and model.expert_type == W4A8_DYNAMIC,
          "W4A8 with FlashComm, which DSA-CP needs in 0.23: lost drafts in 0.20, 0.21 (rule P7w; vllm-ascend 9803)"),

@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """What the printed latencies say about the SLO."""
+        """Says if the printed latencies meet the SLO."""
         if self.best.verdict == SHEDS:
             return f"met for {self.best.admitted:g} of {self.workload.concurrency:g} clients"
         if self.best.verdict != MEETS:
