@@ -211,8 +211,11 @@ _MAY_BE_ZERO = (*_SWITCHES, "redundant", "mtp")
 _COUNTS = ("replicas", "prefills")
 
 
-def read_layout(text: str) -> dict[str, float]:
-    """Read the keys of --layout and their numbers.
+def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | None = None) -> Layout:
+    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8,prefill_dp=4`; missing settings are the usual ones.
+
+    Args:
+        clients: requests at a time, for `seqs`. drafts: for `mtp`; None: 3, or none without an MTP layer.
 
     Raises:
         PlanError: unknown key, not a number, or a missing key.
@@ -227,29 +230,22 @@ def read_layout(text: str) -> dict[str, float]:
         values[key] = float(value)
     if "tp" not in values:
         raise PlanError("--layout: tp= is missing", "--layout tp=16,dp=1")
-    prefill = sorted(key for key in values if key.startswith("prefill"))
-    if prefill and "prefill_tp" not in values:
-        raise PlanError(f"--layout: {prefill[0]} without prefill_tp", "prefill_tp=8,prefill_dp=4 are a prefill engine")
-    return values
-
-
-def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | None = None) -> Layout:
-    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8,prefill_dp=4`; missing settings are the usual ones.
-
-    Args:
-        clients: requests at a time, for `seqs`. drafts: for `mtp`; None: 3, or none without an MTP layer.
-    """
-    values, usual = read_layout(text), usual_settings(config, drafts)
-    replicas = int(values.get("replicas", 1))
+    apart = sorted(key for key in values if key.startswith("prefill"))
+    if apart and "prefill_tp" not in values:
+        raise PlanError(f"--layout: {apart[0]} without prefill_tp", "prefill_tp=8,prefill_dp=4 are a prefill engine")
+    usual, replicas = usual_settings(config, drafts), int(values.get("replicas", 1))
     decode = _engine(values, "", usual | {"sequences": sequences_for(clients / replicas, int(values.get("dp", 1)))})
     if "buffer_mb" not in values:
         decode = replace(decode, buffer_mb=max(200, exchange_buffer_mb(config, decode)))
-    if "prefill_tp" not in values:
+    if not apart:
         return Layout(decode, None, replicas)
     if "tokens" not in values:
         decode = replace(decode, batched_tokens=decode.sequences * (decode.drafts + 1))
-    settings = prefill_settings(int(values["prefill_tp"]), min(1, decode.drafts))
-    prefill = _engine(values, "prefill_", usual | settings)
+    official = {  # settings of engines that only prefill in vllm-ascend's documents and CI
+        "sequences": 64, "batched_tokens": 8192, "buffer_mb": 400, "dsa_cp": values["prefill_tp"] > 1, "eager": True,
+        "drafts": min(1, decode.drafts),
+    }  # fmt: skip
+    prefill = _engine(values, "prefill_", usual | official)
     return Layout(decode, prefill, replicas, int(values.get("prefills", 1)))
 
 
@@ -262,13 +258,6 @@ def usual_settings(config: ModelConfig, drafts: int | None) -> dict[str, Any]:
 def sequences_for(clients: float, dp: int) -> int:
     """--max-num-seqs of a rank for so many clients of an engine."""
     return max(1, min(256, math.ceil(clients / dp)))
-
-
-def prefill_settings(tp: int, drafts: int) -> dict[str, Any]:
-    """Settings of the official engines that only prefill (vllm-ascend's documents and CI)."""
-    return {
-        "sequences": 64, "batched_tokens": 8192, "buffer_mb": 400, "dsa_cp": tp > 1, "eager": True, "drafts": drafts
-    }  # fmt: skip
 
 
 def _engine(values: Mapping[str, float], prefix: str, usual: Mapping[str, Any]) -> Engine:

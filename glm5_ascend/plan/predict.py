@@ -33,7 +33,7 @@ class Prediction:
         running: requests that decode or prefill at once; the others wait.
         bound: limit of the throughput: decode | prefill | memory | seqs | arrivals.
         batch: requests per rank, on `ranks` ranks, that decode.
-        memory: of a die that decodes; prefill_memory: of a separate prefill engine's die.
+        memory: of a die that decodes.
     """
 
     ttft: float
@@ -44,7 +44,6 @@ class Prediction:
     batch: float
     ranks: float
     memory: Memory
-    prefill_memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ def predict(
         load = replace(load, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
     engine, prefill = layout.decode, layout.prefill
     free = steps.memory(engine, prefill is not None, prefill is not None)
-    prefill_free = steps.memory(prefill, False, True) if prefill else None
     most = most_requests(free, engine, load, end)
-    if not most or (prefill and prefill_free and not most_requests(prefill_free, prefill, load, end)):
+    if not most or (prefill and not most_requests(steps.memory(prefill, False, True), prefill, load, end)):
         return None
     passes = (load.output - 1) / acceptance.tokens_per_step(engine.drafts)  # the prefill gives the first token
     if prefill:
@@ -108,7 +106,6 @@ def predict(
         batch=steady.batch,
         ranks=steady.ranks,
         memory=free,
-        prefill_memory=prefill_free,
     )
 
 

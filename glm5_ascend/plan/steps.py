@@ -52,18 +52,16 @@ class Steps:
 
     def __init__(self, model: PlannedModel, hardware: Hardware, constants: Constants) -> None:
         self.model, self.hardware, self.constants = model, hardware, constants
-        self._curves: dict[tuple[Engine, float, float], NDArray[np.float64]] = {}
-        self._prompts: dict[tuple[Engine, float, float, float], PromptTime] = {}
         #: Memory of a die by engine, `decode_only` and `split`; see `memory.fit`.
         self.memory = functools.cache(functools.partial(memory.fit, model, hardware))
+        self._batches, self._prompt = functools.cache(self._decode_batches), functools.cache(self._prefill)
 
     def curve(self, engine: Engine, context: float, ranks: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(requests per rank, seconds of a decode step), for interpolation; `ranks` have requests."""
-        key = (_shape(engine), context, ranks)
-        if key not in self._curves:
-            seconds = [self.decode(engine, float(batch), context, ranks).seconds for batch in _BATCHES]
-            self._curves[key] = np.array(seconds)
-        return _BATCHES, self._curves[key]
+        return _BATCHES, self._batches(_shape(engine, 1), context, ranks)
+
+    def _decode_batches(self, engine: Engine, context: float, ranks: float) -> NDArray[np.float64]:
+        return np.array([self.decode(engine, float(batch), context, ranks).seconds for batch in _BATCHES])
 
     def decode(self, engine: Engine, requests: float, context: float, ranks: float) -> Duration:
         """A step of `requests` on each of `ranks` DP ranks: verify the drafts, then draft again."""
@@ -92,16 +90,16 @@ class Steps:
 
     def prompt(self, engine: Engine, fresh: float, cached: float, ranks: float) -> PromptTime:
         """Prefill of `fresh` tokens after `cached` ones, while `ranks` ranks prefill at the same time."""
-        key = (replace(_shape(engine), batched_tokens=engine.batched_tokens), fresh, cached, ranks)
-        if key not in self._prompts:
-            chunks = max(1.0, fresh / engine.batched_tokens)
-            context = cached + fresh / 2
-            whole = chunks * self.chunk(engine, fresh / chunks, context, ranks, 1.0)
-            shared = max(1.0, engine.batched_tokens / fresh)  # prompts in a full step
-            packed = chunks * self.chunk(engine, shared * fresh / chunks, context, ranks, shared) / shared
-            alone = whole * (chunks + engine.pp - 1) / chunks / engine.pp
-            self._prompts[key] = PromptTime(alone, chunks, min(packed, whole) / engine.pp)
-        return self._prompts[key]
+        return self._prompt(_shape(engine, engine.batched_tokens), fresh, cached, ranks)
+
+    def _prefill(self, engine: Engine, fresh: float, cached: float, ranks: float) -> PromptTime:
+        chunks = max(1.0, fresh / engine.batched_tokens)
+        context = cached + fresh / 2
+        whole = chunks * self.chunk(engine, fresh / chunks, context, ranks, 1.0)
+        shared = max(1.0, engine.batched_tokens / fresh)  # prompts in a full step
+        packed = chunks * self.chunk(engine, shared * fresh / chunks, context, ranks, shared) / shared
+        alone = whole * (chunks + engine.pp - 1) / chunks / engine.pp
+        return PromptTime(alone, chunks, min(packed, whole) / engine.pp)
 
     def chunk(self, engine: Engine, tokens: float, context: float, ranks: float, prompts: float) -> float:
         """Seconds of a step with `tokens` tokens of `prompts` prompts on each of `ranks` ranks."""
@@ -145,6 +143,6 @@ class Steps:
         return nbytes / link.bandwidth / LINK
 
 
-def _shape(engine: Engine) -> Engine:
+def _shape(engine: Engine, batched_tokens: int) -> Engine:
     """The engine without limits on memory and batch, which do not change a step's time."""
-    return replace(engine, sequences=1, batched_tokens=1, utilization=1.0, buffer_mb=0)
+    return replace(engine, sequences=1, batched_tokens=batched_tokens, utilization=1.0, buffer_mb=0)

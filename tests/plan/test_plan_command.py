@@ -64,7 +64,7 @@ def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: P
 def test_speeds_of_a_model_without_a_public_result_are_guessed(
     capsys: pytest.CaptureFixture[str], tiny_flash: Path, tiny_quantized: Callable[..., Path]
 ) -> None:
-    """By name and from a checkpoint; bytes are derived or measured."""
+    """The sizes of such a model, by name and from a checkpoint, are derived or measured."""
     small = (tiny_quantized("flash-w4a8", tiny_flash), "--workload", "in=64,out=32,concurrency=2")
     for asked in (("--model", "glm-5.3-flash", "--hardware", "a2"), small):
         report = plan(capsys, *asked)

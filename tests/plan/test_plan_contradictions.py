@@ -211,9 +211,9 @@ def test_commands_over_machines_are_complete() -> None:
 def test_flashcomm_of_w4a8_is_named_wherever_it_is_used(answers: Answers) -> None:
     for question, answer in answers:
         commands = "\n".join(plan_commands(answer).lines)
-        known = any("P7w" in note for note in answer.notes)
+        named = any("P7w" in note for note in answer.notes)
         used = "enable_flashcomm1" in commands and answer.model.expert_type == "W4A8_DYNAMIC"
-        assert answer.best.evidence.profile or known == used, question
+        assert answer.best.evidence.profile or named == used, question
 
 
 def test_an_experimental_layout_is_worth_a_trial_and_says_what_it_costs(answers: Answers) -> None:
