@@ -12,17 +12,18 @@ from glm5_ascend.options import with_options
 from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.evidence import OUTPUTS, Case, half_width, has_rows, nearest
-from glm5_ascend.plan.hardware import Cluster, load_hardware
-from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
+from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.layout import Engine, Layout, check_engine, parse_layout
 from glm5_ascend.plan.memory import End
 from glm5_ascend.plan.model import from_directory, named
-from glm5_ascend.plan.notes import notes, nothing_fits
 from glm5_ascend.plan.options import PlanOptions
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, proven_layouts
+from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, faults, proven_layouts
 from glm5_ascend.plan.result import Plan, Range
 from glm5_ascend.plan.search import (
+    EQUAL,
     MEETS,
+    SHEDS,
     Candidate,
     Question,
     evaluate,
@@ -34,6 +35,9 @@ from glm5_ascend.plan.workload import parse_acceptance, parse_slo, parse_workloa
 
 #: More machines than any deployment has: a typing error, and a very long search.
 MAX_NODES = 4096
+#: Prompt tokens from which the indexer takes a large part of a prefill.
+LONG_PROMPT = 16_384
+
 #: Numbers of machines that are tried without --nodes.
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -85,12 +89,12 @@ def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
     needed = layout.nodes(steps.hardware)
     if nodes is not None and nodes < needed:
         raise PlanError(f"--layout {text}: takes {needed} x {steps.hardware.name}, --nodes is {nodes}", "more nodes")
-    sources = dict(proven_layouts(steps.model, Cluster(steps.hardware, needed), question.workload, question.drafts))
+    sources = dict(proven_layouts(steps.model, steps.hardware, needed, question.workload, question.drafts))
     same = next((e for other, e in sources.items() if str(other) == str(layout)), NOBODY)  # with other settings
     changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else NOBODY
     best = evaluate(question, layout, sources.get(layout, changed), shed=False)
     if best is None:
-        raise nothing_fits(question, layout, needed)
+        raise _nothing_fits(question, layout, needed)
     return _plan(question, nodes or needed, best, [])
 
 
@@ -109,7 +113,7 @@ def _searched(question: Question, nodes: int | None) -> Plan:
     else:
         if not fitting:
             layout = parse_layout(f"tp={hardware.dies_per_node}", question.steps.model.config, 1.0, question.drafts)
-            raise nothing_fits(question, layout, nodes or _NODES[-1])
+            raise _nothing_fits(question, layout, nodes or _NODES[-1])
         # no number of machines meets the SLO: the fewest ones that fit
         fitting = [(fitting[0][0], proven_candidates(question, fitting[0][0]))]
     count, candidates = fitting[-1]
@@ -129,9 +133,8 @@ def _searched(question: Question, nodes: int | None) -> Plan:
 def _plan(
     question: Question, nodes: int, best: Candidate, others: list[Candidate], trial: Candidate | None = None
 ) -> Plan:
-    cluster, near = Cluster(question.steps.hardware, nodes), _near(question, best)
-    sentences = notes(question, cluster, best, others)
-    return Plan(question, cluster, best, others, trial, _numbers(question, best, near), near, sentences)
+    near, sentences = _near(question, best), _notes(question, nodes, best, others)
+    return Plan(question, nodes, best, others, trial, _numbers(question, best, near), near, sentences)
 
 
 def _near(question: Question, candidate: Candidate) -> tuple[float, Case] | None:
@@ -188,3 +191,56 @@ def _numbers(question: Question, best: Candidate, near: tuple[float, Case] | Non
         "ttft_ms": band("ttft", 1e3 * p.ttft, *(1e3 * end.ttft for end in ends)),
         "output_tokens_per_s": band("tok_s", p.output_per_second, *(end.output_per_second for end in ends)),
     }
+
+
+def _notes(question: Question, nodes: int, best: Candidate, others: list[Candidate]) -> list[str]:
+    """Assumptions, enough or idle machines, limits on the number of requests, and known faults."""
+    load, layout, hardware, model = question.workload, best.layout, question.steps.hardware, question.steps.model
+    p, prefill, pod, rules = best.prediction, layout.prefill or layout.decode, hardware.links.pod, model.rules
+    slots = layout.decode.sequences * layout.decode.dp * layout.replicas
+    sentences = (
+        *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
+        (not has_rows(model),
+         f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+        (pod is not None and best.nodes > 1,
+         f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise --hardware a3-roce"),
+        _enough(nodes, best, others),
+        (best.verdict == SHEDS,
+         f"within the SLO it serves {best.admitted or 0:g} of {load.concurrency:g} clients, and the numbers are for"
+         " these: admit no more at the router, or add machines"),
+        (best.unsure, "it fits only if graphs, buffers and fragmentation take less than the high end of their range"),
+        (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
+        (p.bound == "seqs",
+         f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
+        (load.fresh > LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp,
+         "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that"),
+        (layout.decode.dcp > 1, "DCP switches the prefix cache off: hits are not counted"),
+        *((True, f"known fault: {text}") for text in faults(model, layout)),
+    )  # fmt: skip
+    return [text for applies, text in sentences if applies]
+
+
+def _enough(nodes: int, best: Candidate, others: list[Candidate]) -> tuple[bool, str]:
+    enough = [c for c in others if c.rank == best.rank and c.nodes < best.nodes and c.value >= EQUAL * best.value]
+    small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
+    machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
+    share = "" if small is best else f": {small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
+    idle = f"; {nodes - best.nodes} stay idle" if best.nodes < nodes else ""
+    return small.nodes < nodes, f"{machines} enough for this load{share}{idle}"
+
+
+def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
+    """The error about the engine of a layout that misses most bytes."""
+    steps, load = question.steps, question.workload
+    needs = []
+    for role, engine in layout.engines.items():
+        free = steps.memory(engine, role == "decode", role != "server")
+        need = (memory.pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
+        needs.append((free.budget - need, engine, free, need))
+    _, engine, free, need = min(needs, key=lambda item: item[0])
+    return PlanError(
+        f"{steps.model.name} {steps.model.quantization} does not fit {nodes} x {steps.hardware.name}: "
+        f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "
+        f"leave {free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        "use more nodes, a smaller --quant, or a shorter context",
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -95,18 +94,6 @@ class Hardware(Keys):
         if self.links.pod is not None and nodes <= (self.links.pod.nodes or nodes):
             return self.links.pod
         return self.links.scale_out
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Nodes of one type."""
-
-    hardware: Hardware
-    nodes: int
-
-    @property
-    def dies(self) -> int:
-        return self.nodes * self.hardware.dies_per_node
 
 
 def known_hardware() -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.output import served_config
@@ -24,9 +24,6 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config, parse_config, read_config
 from glm5_ascend.model.spec import Linear, Weight
 from glm5_ascend.plan.data_files import Cache, Keys, data_file
-
-if TYPE_CHECKING:
-    from glm5_ascend.checkpoint.source import SourceCheckpoint
 
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 #: Entry of a layer with INT8 indexer keys in the description.
@@ -157,7 +154,11 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     source = None if path.exists() else SourceCheckpoint(directory)
     require_sound_config(directory, served_config(read_config(directory)))
     files = CheckpointDir(directory) if source is None else source.files
-    types = _described_types(description, path, config) if source is None else _stored_types(source)
+    if source is None:
+        types = _described_types(description, path, config)
+    else:  # by the shards' headers; FP8 counts as in `--quant fp8`
+        sizes = {name: source.entry(f"{name}.weight").dtype.itemsize for name in _linear_names(config)}
+        types = {name: W8A8_DYNAMIC if size == 1 else FLOAT for name, size in sizes.items()}
     quantization = str(description.get("model_quant_type", "mixed")) if path.exists() else "fp8"
     if set(types.values()) == {FLOAT}:
         quantization = "bf16"
@@ -182,21 +183,11 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
 
 
 def _described_types(description: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
-    types = {}
-    for prefix, part in _linears(config):
-        kind = description.get(f"{prefix}{part.name}.weight", FLOAT)
+    types = {name: str(description.get(f"{name}.weight", FLOAT)) for name in _linear_names(config)}
+    for name, kind in types.items():
         if kind not in (FLOAT, *QUANTIZED):
-            raise CheckpointError(f"{path}: {prefix}{part.name}.weight: unknown type {kind!r:.40}", "quantize again")
-        types[prefix + part.name] = str(kind)
+            raise CheckpointError(f"{path}: {name}.weight: unknown type {kind!r:.40}", "quantize again")
     return types
-
-
-def _stored_types(source: SourceCheckpoint) -> dict[str, str]:
-    """Types by the shards' headers, without a description: FP8 counts as in `--quant fp8`."""
-    return {
-        prefix + part.name: W8A8_DYNAMIC if source.entry(f"{prefix}{part.name}.weight").dtype.itemsize == 1 else FLOAT
-        for prefix, part in _linears(source.config)
-    }
 
 
 def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
@@ -220,6 +211,10 @@ def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Weight, int]]:
 
 def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
     return [(prefix, part) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]
+
+
+def _linear_names(config: ModelConfig) -> list[str]:
+    return [prefix + part.name for prefix, part in _linears(config)]
 
 
 def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) -> str:

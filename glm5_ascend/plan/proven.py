@@ -10,7 +10,7 @@ from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.data_files import Count, Keys, data_file
 from glm5_ascend.plan.evidence import cases
-from glm5_ascend.plan.hardware import Cluster
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, parse_layout, sequences_for
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.workload import Workload
@@ -94,7 +94,7 @@ def engine_counts(limit: int) -> list[int]:
 
 
 def proven_layouts(
-    model: PlannedModel, cluster: Cluster, workload: Workload, drafts: int | None
+    model: PlannedModel, hardware: Hardware, nodes: int, workload: Workload, drafts: int | None
 ) -> Iterator[tuple[Layout, Evidence]]:
     """Layouts of every entry for these weights and machines: as they are, copied, and sized for the load.
 
@@ -103,10 +103,10 @@ def proven_layouts(
     """
     config = model.config
     experts = {FLOAT: "bf16", W4A8_DYNAMIC: "w4a8"}.get(model.expert_type, "w8a8")
-    machine = "a3" if cluster.hardware.name == "cloudmatrix384" else cluster.hardware.name.split("-")[0]
+    machine = "a3" if hardware.name == "cloudmatrix384" else hardware.name.split("-")[0]
     context = workload.prompt + workload.output
     for entry in entries():
-        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > cluster.nodes:
+        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > nodes:
             continue
         if not entry.first <= context <= LONGER * entry.context:
             continue
@@ -115,7 +115,7 @@ def proven_layouts(
         source = parse_layout(entry.layout, config, workload.concurrency)
         for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
             layout, changes = _adapted(source, entry, model, context, number)
-            for copy in _copies(layout, cluster):
+            for copy in _copies(layout, nodes * hardware.dies_per_node):
                 evidence = _evidence(entry, copy, changes)
                 yield copy, evidence
                 needed = min(sequences_for(workload.concurrency / copy.replicas, copy.decode.dp), MAX_SEQUENCES)
@@ -144,11 +144,11 @@ def _adapted(
     return replace(layout, decode=decode, prefill=prefill), changes
 
 
-def _copies(layout: Layout, cluster: Cluster) -> Iterator[Layout]:
-    """Numbers of engines that fit the cluster; separate ones from one that prefills for four to two for one."""
+def _copies(layout: Layout, dies: int) -> Iterator[Layout]:
+    """Numbers of engines that fit the dies; separate ones from one that prefills for four to two for one."""
     prefill_dies, decode_dies = (engine.dies if engine else 0 for engine in (layout.prefill, layout.decode))
-    for replicas in engine_counts((cluster.dies - prefill_dies) // decode_dies):
-        most = min((cluster.dies - replicas * decode_dies) // prefill_dies, 2 * replicas) if prefill_dies else 1
+    for replicas in engine_counts((dies - prefill_dies) // decode_dies):
+        most = min((dies - replicas * decode_dies) // prefill_dies, 2 * replicas) if prefill_dies else 1
         numbers = [n for n in engine_counts(most) if 4 * n >= replicas] if prefill_dies else [1]
         yield from (replace(layout, replicas=replicas, prefills=n) for n in numbers)
 

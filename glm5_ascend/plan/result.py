@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glm5_ascend.plan.evidence import Case
-from glm5_ascend.plan.hardware import Cluster
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.search import MEETS, SHEDS, Candidate, Question
@@ -54,7 +54,7 @@ class Plan:
     """
 
     question: Question
-    cluster: Cluster
+    nodes: int
     best: Candidate
     others: list[Candidate]
     experimental: Candidate | None
@@ -66,6 +66,10 @@ class Plan:
     @property
     def model(self) -> PlannedModel:
         return self.question.steps.model
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.question.steps.hardware
 
     @property
     def workload(self) -> Workload:
@@ -88,7 +92,7 @@ class Plan:
     @property
     def title(self) -> str:
         """Model, weights and machines."""
-        machines = f"{self.cluster.nodes} x {self.cluster.hardware.title} ({self.cluster.dies} dies)"
+        machines = f"{self.nodes} x {self.hardware.title} ({self.nodes * self.hardware.dies_per_node} dies)"
         return f"{self.model.name} {self.model.quantization} on {machines}"
 
     @property
@@ -125,7 +129,7 @@ class Plan:
         return {
             "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
             "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
-            "hardware": self.cluster.hardware.name, "nodes": self.cluster.nodes,
+            "hardware": self.hardware.name, "nodes": self.nodes,
             **{name: number.to_json() for name, number in self.numbers.items()},
             **_candidate(best, speeds=False),
             "engines": {

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from glm5_ascend.plan import memory
-from glm5_ascend.plan.hardware import Cluster
 from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
@@ -127,7 +126,7 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:
     """Layouts with a source, and copies of them, best first; `shed` as in `evaluate`."""
     steps = question.steps
-    layouts = proven_layouts(steps.model, Cluster(steps.hardware, nodes), question.workload, question.drafts)
+    layouts = proven_layouts(steps.model, steps.hardware, nodes, question.workload, question.drafts)
     candidates = _ranked(question, dict(layouts), shed)
     if candidates:  # a few per cent are no reason for a layout with faults or changes
         top = candidates[0]

@@ -102,7 +102,7 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     """Errors of the planner on public results, and the meaning of the words in brackets."""
     if plan.experimental is not None:
         yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
-    if plan.cluster.hardware.constants is None:
+    if plan.hardware.constants is None:
         data = fitted()
         yield (
             f"fitted: six constants, on {data.rows} public results. Results that a fit had not seen: median error "

@@ -144,7 +144,7 @@ def test_what_waits_is_said_by_its_cause(answers: Answers) -> None:
 
 def test_idle_machines_are_explained(answers: Answers) -> None:
     for question, answer in answers:
-        idle = answer.cluster.nodes - answer.best.nodes
+        idle = answer.nodes - answer.best.nodes
         assert idle >= 0 and any(f"{idle} stay idle" in note for note in answer.notes) == (idle > 0), question
 
 
@@ -192,16 +192,16 @@ def test_one_client_needs_one_machine() -> None:
 def test_without_a_number_of_machines_the_fewest_that_meet_the_slo() -> None:
     question: dict[str, Any] = {"slo": "tpot=50ms,ttft=2s", "workload": "in=3500,out=1500,concurrency=300"}
     answer = plan(**question)
-    assert answer.within_slo and answer.cluster.nodes > 1
-    assert not plan(**question, nodes=answer.cluster.nodes - 1).within_slo
-    assert plan(quant="bf16").cluster.nodes == 2, "without an SLO: as many as the weights need"
+    assert answer.within_slo and answer.nodes > 1
+    assert not plan(**question, nodes=answer.nodes - 1).within_slo
+    assert plan(quant="bf16").nodes == 2, "without an SLO: as many as the weights need"
 
 
 def test_commands_over_machines_are_complete() -> None:
     """Pipeline stages on two machines, and several engines whose ports and ids must differ."""
     text = "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
     answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64")
-    printed = dict(lines(answer.model, answer.best.layout, answer.cluster.hardware, 5000))
+    printed = dict(lines(answer.model, answer.best.layout, answer.hardware, 5000))
     for flag in ("--nnodes 2", '--node-rank "$NODE"', '--master-addr "$HEAD"', "VLLM_PP_LAYER_PARTITION=39,39"):
         assert flag in printed["prefill"], flag
     for role, line in printed.items():

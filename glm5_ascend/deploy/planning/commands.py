@@ -27,7 +27,7 @@ def plan_commands(plan: Plan) -> PlanCommands:
 
 def _lines(plan: Plan, name: str | None) -> Iterator[str]:
     layout = plan.best.layout
-    if plan.cluster.hardware.measured_on is not None:
+    if plan.hardware.measured_on is not None:
         yield "run it: glm5-ascend serve DIR"
         return
     if name is not None:
@@ -36,12 +36,12 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
         yield f"or as files: glm5-ascend deploy render --profile {name} --to shell"
     else:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
-        if layout.prefill or layout.replicas > 1 or layout.decode.dies > plan.cluster.hardware.dies_per_node:
+        if layout.prefill or layout.replicas > 1 or layout.decode.dies > plan.hardware.dies_per_node:
             yield VARIABLES
     yield NOT_MODELLED
     context = plan.workload.prompt + plan.workload.output
     counts = {"prefill": layout.prefill_engines, "decode": layout.replicas, "server": layout.replicas}
-    for role, line in lines(plan.model, layout, plan.cluster.hardware, context):
+    for role, line in lines(plan.model, layout, plan.hardware, context):
         number = f" ({counts[role]} engines)" if counts[role] > 1 else ""
         yield f"{'run it' if role == 'server' else role + ' nodes'}{number}: {line}"
 
