@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peers import build, check, models, report
-from peers.report import BATCH_STEPS, IK, KT, OURS, Q4, Q8, STEPS, Engine, Results
+from peers.report import BATCH_STEPS, IK, KT, OURS, Q4, Q8, STEPS, THIN, Engine, Results
 
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine as Layout
@@ -56,11 +56,12 @@ def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
     return {"head": head, "layers": sum(size for _, size in sizes) - head}
 
 
-def real_model() -> dict[str, float]:
-    """Bytes per token of one request of all layers of GLM-5, by way of serving."""
+def real_model() -> dict[str, tuple[float, float]]:
+    """Bytes and layers per token of one request of GLM-5, by way of serving."""
     model, per_step = named("glm-5", "w4a8"), PUBLIC_ACCEPTANCE.tokens_per_step(1)
-    drafted = sum(planned_bytes(model, drafts=1).values()) / per_step
-    return {"without MTP": sum(planned_bytes(model).values()), f"MTP, {per_step:.2f} tokens per step": drafted}
+    drafted = sum(planned_bytes(model, drafts=1).values()) / per_step, model.config.num_layers_with_mtp / per_step
+    plain = sum(planned_bytes(model).values()), float(model.config.num_hidden_layers)
+    return {"without MTP": plain, f"MTP, {per_step:.2f} tokens per step": drafted}
 
 
 def prepare(work: Path, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engine], dict[str, str]]:
@@ -128,6 +129,10 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | Non
             commands += [f"decode:{batch}:{args.contexts[0]}:{BATCH_STEPS}" for batch in args.batches if batch > 1]
             for name, engine in engines.items():
                 results.run(name, threads, [*engine.command, *commands], logs / "engines.log")
+        for layers in THIN:
+            words = [sys.executable, HERE / "peers/ours.py", models.thin(args.work, layers), models.ids(args.work)]
+            command = f"decode:1:{args.contexts[0]}:{STEPS}"
+            results.run(f"{layers} thin layers", args.threads[0], [*words, "{threads}", command], logs / "engines.log")
         for name in ["ours", *(KT if kt else ())] if args.experts else []:
             words = [sys.executable, HERE / "peers/experts.py", name, "{threads}", *args.experts]
             env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}

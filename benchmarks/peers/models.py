@@ -48,6 +48,20 @@ def quantized(work: Path) -> Path:
     return folder
 
 
+def thin(work: Path, layers: int) -> Path:
+    """A W4A8 model of so many layers whose products take no time: what is left is what a layer costs beside them."""
+    folder, source = work / f"thin-{layers}", work / f"thin-{layers}.bf16"
+    if not folder.exists():
+        words = ("--preset", "tiny", "--layers", layers, "--dense", 1, "--vocab", VOCABULARY)
+        run(["rm", "-rf", source], work / "logs/model.log")
+        run([sys.executable, HERE.parent / "tools/make_model.py", source, *words], work / "logs/model.log")
+        config = json.loads((source / "config.json").read_text()) | {"index_topk": 2048}  # as GLM-5
+        (source / "config.json").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder, "--recipe", RECIPE, "--quiet"]
+        run(command, work / "logs/model.log")
+    return folder
+
+
 def q8_0(work: Path) -> Path:
     """The model as GGUF by llama.cpp's converter, 7.0 GB: all matrices Q8_0."""
     path, part = work / "q8_0.gguf", work / "part.q8_0.gguf"

@@ -17,8 +17,8 @@ from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
-#: Bytes of the caches per token by dtype, rounded up: 4 layers of 1152 + 256, in fp32 twice as much.
-CACHE_BYTES = {"auto": 8192, "float32": 16384}
+#: Bytes of the caches per token and layer by dtype, rounded up: 1152 + 256, in fp32 twice as much.
+CACHE_BYTES = {"auto": 2048, "float32": 4096}
 
 
 def memory() -> dict[str, float]:
@@ -51,10 +51,11 @@ class Engine:
 
         CPUModelRunner.load_model = timed
         quantized = (Path(directory) / "quant_model_description.json").is_file()
+        layers = json.loads((Path(directory) / "config.json").read_text())["num_hidden_layers"]
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
-            dtype=dtype, kv_cache_memory_bytes=cached * CACHE_BYTES[dtype],
+            dtype=dtype, kv_cache_memory_bytes=cached * layers * CACHE_BYTES[dtype],
         ).llm_engine  # fmt: skip
         compute_logits = self.runner.model.compute_logits
 

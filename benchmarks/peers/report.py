@@ -20,6 +20,8 @@ OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cp
 KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE")
 #: Timed steps of one request, and of several at once.
 STEPS, BATCH_STEPS = 12, 6
+#: Layers of two models whose products take no time; the difference is what a layer costs beside them.
+THIN = (4, 20)
 #: GB/s of servers: 8 channels of DDR4-3200, 8 and 12 of DDR5-4800, and two sockets with each of them.
 SERVERS = (205, 307, 461, 410, 614, 922)
 
@@ -31,11 +33,13 @@ class Engine:
     Attributes:
         command: words before the commands of client.cpp; `{threads}` stands for the number of threads.
         size: bytes of the model's files. reads: bytes that one token reads, of `layers` and `head`.
+        layers: of the model.
     """
 
     command: Sequence[object]
     size: int
     reads: dict[str, float]
+    layers: int = 4
 
 
 @dataclass
@@ -142,25 +146,36 @@ def read_rate(results: Results, threads: int) -> float:
     return max(results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or math.nan for pages in "01")
 
 
+def layer_ms(args: argparse.Namespace, results: Results) -> float:
+    """Milliseconds that a layer of a decode step costs beside its products: Python, vLLM, torch, small operators."""
+    command = f"decode:1:{args.contexts[0]}:{STEPS}"
+    few, many = (results.median(f"{layers} thin layers", args.threads[0], command, "ms") for layers in THIN)
+    return (many - few) / (THIN[1] - THIN[0]) if few and many else math.nan
+
+
 def server_table(
-    args: argparse.Namespace, results: Results, reads: dict[str, float], real: dict[str, float]
+    args: argparse.Namespace, results: Results, engine: Engine, real: dict[str, tuple[float, float]]
 ) -> list[str]:
-    """Tokens per second of GLM-5 with one request that larger machines allow by the bandwidth of their memory.
+    """Tokens per second of GLM-5 with one request on larger machines: by bandwidth, and by the rest of each layer.
 
     Args:
-        reads: bytes that the measured model reads per token. real: those of all layers of GLM-5, by way of serving.
+        engine: ours with the measured model. real: bytes and layers per token of GLM-5, by way of serving.
     """
-    key = f"decode:1:{args.contexts[0]}:{STEPS}", "ms"
-    rates = [(threads, results.median(OURS, threads, *key)) for threads in args.threads]
-    whole = sum(reads.values())
-    share = max((whole / ms / 1e6 / read_rate(results, threads) for threads, ms in rates if ms), default=0.0)
+    key, reads, beside = f"decode:1:{args.contexts[0]}:{STEPS}", engine.reads, layer_ms(args, results)
+    shares = [
+        sum(reads.values()) / (ms - engine.layers * beside) / 1e6 / read_rate(results, threads)
+        for threads in args.threads
+        if (ms := results.median(OURS, threads, key, "ms"))
+    ]
+    share = max(shares, default=0.0)
     rows = [
-        f"GLM-5, W4A8, one request, tokens/s at {share:.0%} of the rate of the memory:\n",
+        f"GLM-5, W4A8, one request, tokens/s: weights at {share:.0%} of the rate of the memory, and {beside:.2f} ms "
+        "for the rest of a layer\n",
         f"| GB/s of the memory | GB per token | {' | '.join(map(str, SERVERS))} |",
         "|---" * (len(SERVERS) + 2) + "|",
     ]
-    for name, nbytes in real.items():
-        speeds = [f"{share * rate * 1e9 / nbytes:.1f}" for rate in SERVERS]
+    for name, (nbytes, layers) in real.items():
+        speeds = [f"{1 / (nbytes / (share * rate * 1e9) + layers * beside / 1e3):.1f}" for rate in SERVERS]
         rows.append(f"| {name} | {nbytes / 1e9:.1f} | {' | '.join(speeds)} |")
     return rows
 
@@ -181,12 +196,12 @@ def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
 
 
 def tables(
-    args: argparse.Namespace, results: Results, engines: dict[str, Engine], real: dict[str, float]
+    args: argparse.Namespace, results: Results, engines: dict[str, Engine], real: dict[str, tuple[float, float]]
 ) -> list[list[str]]:
     """All tables of the measurements, and what else ran on the machine."""
     parts = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]
     parts += [expert_table(args, results)] if args.experts else []
-    parts += [server_table(args, results, engines[OURS].reads, real)] if OURS in engines else []
+    parts += [server_table(args, results, engines[OURS], real)] if OURS in engines else []
     rates = ", ".join(f"{threads} thread(s) read {read_rate(results, threads):.1f} GB/s" for threads in args.threads)
     others = f"others used {statistics.median(results.foreign):.2f} cores (median of processes), at most"
     return [*parts, [f"{rates}; {others} {max(results.foreign):.2f}"]]
