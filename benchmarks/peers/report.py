@@ -161,21 +161,21 @@ def server_table(
     Args:
         engine: ours with the measured model. real: bytes and layers per token of GLM-5, by way of serving.
     """
-    key, reads, beside = f"decode:1:{args.contexts[0]}:{STEPS}", engine.reads, layer_ms(args, results)
+    key, reads, overhead = f"decode:1:{args.contexts[0]}:{STEPS}", engine.reads, layer_ms(args, results)
     shares = [
-        sum(reads.values()) / (ms - engine.layers * beside) / 1e6 / read_rate(results, threads)
+        sum(reads.values()) / (ms - engine.layers * overhead) / 1e6 / read_rate(results, threads)
         for threads in args.threads
         if (ms := results.median(OURS, threads, key, "ms"))
     ]
     share = max(shares, default=0.0)
     rows = [
-        f"GLM-5, W4A8, one request, tokens/s: weights at {share:.0%} of the rate of the memory, and {beside:.2f} ms "
+        f"GLM-5, W4A8, one request, tokens/s: weights at {share:.0%} of the rate of the memory, and {overhead:.2f} ms "
         "for the rest of a layer\n",
         f"| GB/s of the memory | GB per token | {' | '.join(map(str, SERVERS))} |",
         "|---" * (len(SERVERS) + 2) + "|",
     ]
     for name, (nbytes, layers) in real.items():
-        speeds = [f"{1 / (nbytes / (share * rate * 1e9) + layers * beside / 1e3):.1f}" for rate in SERVERS]
+        speeds = [f"{1 / (nbytes / (share * rate * 1e9) + layers * overhead / 1e3):.1f}" for rate in SERVERS]
         rows.append(f"| {name} | {nbytes / 1e9:.1f} | {' | '.join(speeds)} |")
     return rows
 

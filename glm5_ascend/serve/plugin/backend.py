@@ -33,6 +33,7 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     slot_mapping: torch.Tensor  # int64 [T]
 
     _angles: dict[tuple[int, bytes], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _all_positions: dict[bytes, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def paged(self) -> PagedBatch:
@@ -50,6 +51,14 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
             cos, sin = table[positions].float().chunk(2, dim=-1)
             self._angles[key] = cos.contiguous(), sin.contiguous()
         return self._angles[key]
+
+    def all_positions(self, positions: torch.Tensor, columns: int) -> torch.Tensor:
+        """int32 [T, columns]: for each token all positions up to its own, then -1; computed once per step."""
+        key = positions.numpy().tobytes()
+        if key not in self._all_positions:
+            numbers = torch.arange(columns)
+            self._all_positions[key] = torch.where(numbers <= positions[:, None], numbers, -1).int()
+        return self._all_positions[key]
 
 
 def current_metadata(layer_name: str) -> SparseMLAMetadata | None:

@@ -58,8 +58,7 @@ def choose_positions(
     if is_int8:
         caches.write_keys(cache, metadata.slot_mapping, rows[0])
     if takes_all:
-        columns = torch.arange(indexer.topk_tokens)
-        return torch.where(columns <= positions[:, None], columns, -1).int()
+        return metadata.all_positions(positions, indexer.topk_tokens)
     if not is_int8:
         return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)
     (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)
