@@ -1,8 +1,7 @@
 """Write a random GLM-5 or GLM-5.3-Flash checkpoint of real or middle size: what speed and memory are measured on.
 
     python benchmarks/tools/make_model.py OUT --preset real --experts 64    # one dense and one MoE layer of GLM-5
-    python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB, msModelSlim's time is known
-    python benchmarks/tools/make_model.py OUT --preset flash                # a KDA and a DSA layer of GLM-5.3-Flash
+    python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB; flash: two of GLM-5.3-Flash
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
     python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5         # 418 GB of zeros: serve, rehearse
 
@@ -136,7 +135,8 @@ def stored(name: str, part: Weight, x: torch.Tensor, dtype: str) -> dict[str, to
 
 def write_hollow(shard: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write a shard with a header and a hole: it takes no space on the disk and reads as zeros."""
-    specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in shard.items()]
+    wide_first = sorted(shard.items(), key=lambda item: -item[1].element_size())  # each at a multiple of its size
+    specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in wide_first]
     path.write_bytes(shard_header(specs))
     os.truncate(path, path.stat().st_size + sum(spec.nbytes for spec in specs))
 

@@ -181,15 +181,24 @@ def test_faults_of_a_checkpoint(
     assert word in problems(rehearsed(vllm_ascend, broken, f"a3-single-{recipe}"))
 
 
-def test_a_rank_of_flash_is_taken_whole(vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]) -> None:
-    """Weights, pages of the caches and states of linear attention are the planner's; no step is walked."""
-    answer = rehearsed(vllm_ascend_030, hollow("flash-w4a8"), "a2-single-flash", ranks="7")
+@pytest.mark.parametrize(
+    ("recipe", "profile", "rank"), [("flash-w4a8", "a2-single-flash", "7"), ("flash-w8a8", "a3-single-flash", "15")]
+)
+def test_a_rank_of_flash_is_taken_whole(
+    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
+) -> None:
+    """Weights, pages of the caches and states of linear attention are the planner's; a prompt and a decode step run."""
+    answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
     assert set(only["report"]["models"]) == {"target", "draft"} and only["report"]["unused"]["count"] == 0
     assert abs(only["differences"]["parameters"]) < TOLERANCE
     assert only["differences"]["cache"] == 0 and only["differences"]["state"] == 0
-    assert not only["report"]["walk"] and "not stepped" in answer["verdict"]
+    walk = only["report"]["walk"]
+    assert list(walk) == ["prefill", "prefill draft", "decode", "decode draft", "next draft"]
+    for step, layers in {"prefill": 5, "decode": 5, "decode draft": 0}.items():  # residual streams around both halves
+        assert calls(walk[step], "_C_ascend::npu_hc_pre_v2(") == 2 * layers
+        assert calls(walk[step], "_C_ascend::npu_sparse_flash_attention(") == 1  # one layer of five, and the draft's
 
 
 def test_the_pre_release_takes_it_and_calls_other_operators(

@@ -178,13 +178,7 @@ class Rehearsal:
         count = f"{len(self.ranks)} rank" + ("" if len(self.ranks) == 1 else "s")
         if bad:
             return f"{len(bad)} of {count} of {self.profile} cannot serve this with {by}"
-        caches = [rank.report.cache for rank in self.ranks]
-        done = (
-            "built and loaded, not stepped (linear attention),"
-            if any(cache and cache.request_bytes for cache in caches)
-            else "built, loaded and stepped"
-        )
-        return f"ok: {count} of {self.profile} {done} by {by}; nothing was computed"
+        return f"ok: {count} of {self.profile} built, loaded and stepped by {by}; nothing was computed"
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""

@@ -95,6 +95,9 @@ def define() -> None:
         pools = import_module("vllm_ascend.models.glm5next.sparse_attn_indexer_kpool").__dict__
         pools["glm5_next_kpool_tail_compress_and_write_cache_triton"] = nothing
         pools["glm5_next_lightning_indexer_triton"] = pooled_indexer
+        import_module("vllm_ascend.ops.layernorm").__dict__["rms_norm_gated"] = gated_norm
+        kda = import_module("vllm_ascend.models.glm5next.kda").__dict__
+        kda |= {"causal_conv1d": short_convolution, "recurrent_kda": delta_rule, "chunk_kda": delta_rule}
 
 
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,6 +191,27 @@ def paired_norms(positions: Tensor, embeds: Tensor, previous: Tensor, *_: Any) -
 
 def pooled_indexer(query: Tensor, *_: Any, index_topk: int, index_kpool: int, **__: Any) -> Tensor:
     return query.new_empty(query.shape[0], 1, index_topk + index_kpool - 1, dtype=torch.int32)
+
+
+def short_convolution(x: Tensor, weight: Tensor, state: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Output like x [T, channels] of a convolution [taps, channels] whose state is [pages, tokens, channels]."""
+    _same(x.shape[1] == weight.shape[1] == state.shape[2], x, weight, state)
+    return torch.empty_like(x)
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, state: Tensor, *_: Any,
+    output_buffer: Tensor | None = None, **__: Any,
+) -> Tensor:  # fmt: skip
+    """Output like v [1, T, heads, dim] of linear attention whose states are [pages, heads, dim, dim]."""
+    _same(q.shape == k.shape == v.shape == gate.shape and beta.shape == v.shape[:3], q, k, v, gate, beta)
+    _same(state.shape[1:] == (*v.shape[2:], v.shape[3]), v, state)
+    return torch.empty_like(v) if output_buffer is None else output_buffer
+
+
+def gated_norm(x: Tensor, gate: Tensor, *_: Any, **__: Any) -> Tensor:
+    _same(x.shape[-2:] == gate.shape[-2:], x, gate)
+    return torch.empty_like(x)
 
 
 def nothing(*_: Any, **__: Any) -> None:

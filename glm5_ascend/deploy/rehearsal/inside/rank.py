@@ -75,8 +75,6 @@ def rehearse(job: dict[str, Any], stages: Stages) -> None:
             report["parameter_bytes"] = sum(models.parameters(*(model.model for model in rehearsed.values())).values())
             usable = job.get("usable_bytes")
             report["cache"] = caches.cache(config, None if usable is None else int(usable) - report["resident_bytes"])
-        if report["cache"]["request_bytes"]:  # kernels of linear attention need states, which no step prepares
-            return
         built = {name: model.model for name, model in rehearsed.items()}
         steps.prepare(built)
         for step in steps.steps_of(config):

@@ -57,8 +57,11 @@ def steps_of(config: VllmConfig) -> Iterator[Step]:
 
 
 def prepare(models: dict[str, Any]) -> None:
-    """Give every attention layer meta caches of a few pages."""
+    """Give every layer meta caches, or states of linear attention, of a few pages."""
     walk.without_streams()
+    for layer in (layer for model in models.values() for layer in linear_layers(model)):
+        states = zip(layer.get_state_shape(), layer.get_state_dtype(), strict=True)
+        layer.kv_cache = tuple(torch.empty(PAGES, *shape, dtype=dtype, device="meta") for shape, dtype in states)
     for layer in (layer for model in models.values() for layer in attention_layers(model)):
         parts = widths(layer.impl)
         tensors = [torch.empty(PAGES, 128, 1, width, dtype=dtype, device="meta") for width, dtype in parts]
@@ -77,11 +80,17 @@ def indexer_caches(layer: Any) -> list[Any]:
     impl = layer.impl
     if not getattr(impl, "runtime_has_indexer", False):
         return []
-    return [getattr(impl.indexer, name) for name in ("k_cache", "tail_cache") if hasattr(impl.indexer, name)]
+    holder = getattr(impl.indexer, "impl", impl.indexer)  # the pooled indexer's caches lie one object deeper
+    return [getattr(holder, name) for name in ("k_cache", "tail_cache") if hasattr(holder, name)]
 
 
 def attention_layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "impl") and hasattr(module, "kv_cache")]
+
+
+def linear_layers(model: Any) -> list[Any]:
+    """Layers of linear attention, whose states vLLM keeps like Mamba's."""
+    return [module for module in model.modules() if hasattr(module, "get_state_shape")]
 
 
 def widths(impl: Any) -> Iterator[tuple[int, torch.dtype]]:
@@ -160,16 +169,22 @@ def metadata(config: VllmConfig, step: Step, model: Any) -> dict[str, Any]:
     """Attention metadata by name of the layer."""
     layers = {layer.layer_name: layer for layer in attention_layers(model)}
     layers |= {cache.prefix: cache for layer in layers.values() for cache in indexer_caches(layer)}
+    linear = {layer.prefix: layer for layer in linear_layers(model)}
+    drafts = {
+        "num_accepted_tokens": torch.ones(step.requests, dtype=torch.int32),
+        "num_decode_draft_tokens_cpu": torch.full((step.requests,), step.new - 1, dtype=torch.int32),
+    }
     specs = caches.cache_specs(config)
     common = common_metadata(config, step)
     built: dict[str, Any] = {}
     shared: dict[Any, Any] = {}
-    for name, layer in layers.items():
+    for name, layer in (layers | linear).items():
         spec = specs[name]
         key = type(layer), type(spec), spec.page_size_bytes
         if key not in shared:
             builder = layer.get_attn_backend().get_builder_cls()(spec, [name], config, torch.device("cpu"))
-            shared[key] = builder.build(0, common)
+            verified = drafts if name in linear and step.state == "SpecDecoding" else {}
+            shared[key] = builder.build(0, common, **verified)
         built[name] = shared[key]
     return built
 
