@@ -40,3 +40,13 @@ def not_runnable(spec: ModelSpec, module: str, part: Linear, scheme: str) -> str
     if scheme == W8A8 and routed:
         return "static W8A8 does not exist for routed experts"
     return None
+
+
+def type_alias(spec: ModelSpec, module: str) -> str | None:
+    """Return the second name under which the description has a linear's type, by its full name; None: it has no other.
+
+    Of the routed experts SGLang reads the type of expert 0 only.
+    """
+    tensors, engine = spec.type_aliases
+    skipped = spec.is_routed(module) and f".{spec.experts_prefix}0." not in module
+    return engine + module.removeprefix(tensors) if tensors and module.startswith(tensors) and not skipped else None

@@ -228,6 +228,7 @@ GLM5_NEXT = ModelSpec(
     },
     # msModelSlim's names, which vllm-ascend reads, too (`hf_to_vllm_mapper`).
     spellings={".self_attn.forget_gate.": ".self_attn.", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_"},
+    type_aliases=(_LANGUAGE, "model."),
     processor_files=("processor_config.json", "preprocessor_config.json"),
     token_keys=(
         "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id",
@@ -257,7 +258,6 @@ GLM5_NEXT = ModelSpec(
     layers_prefix=f"{_LANGUAGE}layers.",
     vllm_ascend="vllm-ascend 0.30",
     lacks={
-        "SGLang": "its loader was not tried",
         "vLLM on a CPU": "vLLM 0.32 computes linear attention (KDA) and the pooled indexer by GPU kernels only",
         "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
     },

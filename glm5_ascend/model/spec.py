@@ -158,12 +158,10 @@ class ModelSpec:
         layer_kinds: the kinds of `Block` whose weights a layer has.
         blocks: weights of a layer by kind, without the routed experts.
         expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
-        fixed_keys: keys of config.json that the architecture fixes and the layer maths relies on, with their values;
-            a missing key means that value.
+        fixed_keys: keys of config.json that the layer maths relies on, and their values; a missing one has that value.
         label: the family's name in messages.
         text_config, vision_config: keys of config.json that hold the language model's keys and the tower's.
-        defaults: values of keys that config.json may leave out, by transformers' defaults; outputs state them, because
-            other engines have other defaults.
+        defaults: transformers' values of keys that config.json may leave out; outputs state them for other engines.
         vision_defaults: the same in `vision_config`.
         groups: keys of config.json that hold several others, by their names inside and outside; the inside counts.
         more_sizes: further keys that must be integers > 0, fields of `ModelConfig`.
@@ -173,6 +171,7 @@ class ModelSpec:
         shared_indexers: a layer may work on the positions that an earlier layer's indexer selects.
         attention_kinds: values of `layer_types`, and the kind of attention that each means; empty without that key.
         spellings: parts of tensor names as another writer spells them, and as the tables do.
+        type_aliases: (prefix of module names, what SGLang has in its place when it looks for a module's type).
         tower: weights beside the language model.
         processor_files: files that turn images into the tower's input; one of them is needed.
         token_keys: further keys of config.json that are token ids.
@@ -231,6 +230,7 @@ class ModelSpec:
     shared_indexers: bool = True
     attention_kinds: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
+    type_aliases: tuple[str, str] = ("", "")
     tower: Tower | None = None
     processor_files: tuple[str, ...] = ()
     token_keys: tuple[str, ...] = ()

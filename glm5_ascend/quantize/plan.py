@@ -14,7 +14,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME, not_runnable
+from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME, not_runnable, type_alias
 from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
@@ -143,8 +143,11 @@ class QuantizationPlan:
         ]
 
     def description(self) -> dict[str, object]:
-        """Content of quant_model_description.json: one type per tensor, then the meta keys."""
+        """Content of quant_model_description.json: types by tensor, by SGLang's names of linears, and the meta keys."""
         entries: dict[str, object] = {t.name: t.scheme for t in self.outputs() if t.scheme is not None}
+        main = {name: one.scheme for name, one in self.linears.items() if not name.startswith(self.config.mtp_prefixes)}
+        named = ((type_alias(self.config.spec, module), scheme) for module, scheme in main.items())
+        entries |= {f"{alias}.weight": scheme for alias, scheme in named if alias is not None}
         static = schemes.W8A8 in entries.values()
         entries |= {"model_quant_type": schemes.W8A8 if static else schemes.W8A8_DYNAMIC} | schemes.DESCRIPTION_META
         for layer in self.cache_layers():

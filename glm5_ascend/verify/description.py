@@ -20,6 +20,7 @@ from glm5_ascend.checkpoint.types import (
     QUANTIZED,
     ROT_NAME,
     not_runnable,
+    type_alias,
 )
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
@@ -74,8 +75,12 @@ def _error(report: Report, id: str, message: str, tensor: str, fix: str = _AGAIN
 
 
 def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
-    """Check for one key per tensor, one type per linear, and no other key."""
+    """Check for one key per tensor, one type per linear under each of its names, and no other key."""
     here = checkpoint.entries.keys() | checkpoint.unreadable
+    linears = (key.removesuffix(".weight") for key in description if key.endswith(".weight"))
+    aliases = {
+        f"{alias}.weight": f"{name}.weight" for name in linears if (alias := type_alias(checkpoint.config.spec, name))
+    }
     for key, scheme in description.items():
         if key in _META or key.endswith(INDEXER_CACHE_SUFFIX):
             continue  # _check_meta
@@ -90,6 +95,9 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
                 file=DESCRIPTION_NAME,
                 fix="remove the key",
             )
+        elif key in aliases and key not in here:
+            if scheme != (stated := description[aliases[key]]):
+                _error(report, "mixed_types", f"{scheme}, but {aliases[key]} is {stated}: SGLang reads this key", key)
         elif key not in here:
             report.error(
                 "description.no_tensor", f"described as {scheme}, but no shard holds it", tensor=key, fix=_AGAIN

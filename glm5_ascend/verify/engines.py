@@ -19,6 +19,7 @@ from glm5_ascend.checkpoint.types import (
     ROT_NAME,
     W4A8_DYNAMIC,
     W8A8_DYNAMIC,
+    type_alias,
 )
 from glm5_ascend.engine_lines import LINES, SGLANG_05
 
@@ -56,6 +57,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
     """Add the engine's errors and answer to the report; call it last."""
     if engine is ServingEngine.sglang:
         _sglang_types(checked, report)
+        _sglang_names(checked, report)
         notes = _sglang_notes(checked)
     else:
         report.findings = [
@@ -96,6 +98,22 @@ def _sglang_types(checked: Checked, report: Report) -> None:
                 file=DESCRIPTION_NAME,
                 fix=f"one of {', '.join(LINEAR_TYPES)}: quantize again",
             )
+
+
+def _sglang_names(checked: Checked, report: Report) -> None:
+    """Report types that SGLang does not find, because it drops a part of the names: the start ends at the experts."""
+    spec, description = checked.checkpoint.config.spec, checked.checkpoint.description or {}
+    aliases = {module: type_alias(spec, module) for module, kind in checked.schemes.items() if kind != FLOAT}
+    missing = [alias for alias in aliases.values() if alias is not None and f"{alias}.weight" not in description]
+    if missing:
+        report.error(
+            "engine.names",
+            f"{len(missing)} types of linears are missing under SGLang's names: it ends with a ValueError "
+            f"({_MODELSLIM}:406)",
+            tensor=f"{missing[0]}.weight",
+            file=DESCRIPTION_NAME,
+            fix="quantize again: the description has both names",
+        )
 
 
 def _sglang_notes(checked: Checked) -> list[EngineNote]:

@@ -6,6 +6,7 @@ Everything is filled with a value that no file holds before the weights come.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def loaded(config: Any, before: dict[str, torch.Tensor] | None = None) -> torch.
     model = load.initialize_model_for_startup(model_config=config, device_config=start.DEVICE)
     if before is not None:
         for name, parameter in model.named_parameters():
-            if not name.endswith("norm.bias") or name.endswith("k_norm.bias"):  # the others are zero and in no file
+            # Biases of other norms are zero and in no file.
+            if not re.search(r"norm[12]?\.bias$", name) or name.endswith("indexer.k_norm.bias"):
                 parameter.data.fill_(float("nan") if parameter.dtype.is_floating_point else -99)
     with set_default_torch_dtype(config.dtype):
         load.load_weights_only(model, load._get_all_weights(config, model), torch.device("cpu"))

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.contract.support.loaded import FUSED, STACKS, Checkpoint, Tensors
+from glm5_ascend.checkpoint.schemes import FLOAT
+from tests.contract.support.loaded import FUSED, STACKS, Checkpoint, Tensors, equal, read_back
 
+#: Modules that SGLang alone fuses, and the checkpoint's.
+FUSED_HERE = FUSED | {f"qkv_{kind}": tuple(f"{side}_{kind}" for side in "qkv") for kind in ("proj", "conv1d")}
 #: The draft shares these with the target (`set_embed_and_head`).
 SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -38,14 +41,43 @@ class SGLangModel:
         self.rank, self.ranks = rank, ranks  # of a job with tensor parallel ranks, experts distributed over them
         self.before, self.after = (load_file(folder / f"{name}-{when}.safetensors") for when in ("before", "after"))
         self.used: set[str] = set()
-        self.mtp = f"model.layers.{checkpoint.config['num_hidden_layers']}."
+        self.language = "model.language_model." if checkpoint.renamed else "model."
+        self.mtp = f"{self.language}layers.{checkpoint.config['num_hidden_layers']}."
 
     def stored_name(self, name: str) -> str:
         """The checkpoint's name for a parameter or module."""
         if self.draft:
             name = name.replace("model.decoder.", self.mtp)
-            name = re.sub(r"^model\.(enorm|hnorm|eh_proj|shared_head)", rf"{self.mtp}\1", name)
-        return name
+            return re.sub(r"^model\.(enorm|hnorm|eh_proj|shared_head)", rf"{self.mtp}\1", name)
+        if name.startswith("visual."):
+            return f"model.{name}".replace(".attn.qkv_proj.", ".attn.qkv.")
+        return re.sub(r"^model\.", self.language, name)
+
+    def compare_processed(self) -> Found:
+        """Numbers of the quantized modules, and both halves of kv_b_proj, after post-processing."""
+        comparison, modules = Found(), {name.rpartition(".")[0] for name in self.after}
+        for module in sorted(modules):
+            if module.endswith(".mlp.experts"):
+                kind, meant = self.checkpoint.stacks(self.stored_name(f"{module}.")[:-1], self.used)
+                parts = {
+                    name.removeprefix(f"{module}."): x for name, x in self.after.items() if name.startswith(module)
+                }
+            elif f"{module}.weight_scale" in self.after:
+                kind, meant = self.checkpoint.meant(self.stored_name(f"{module}.")[:-1], self.used)
+                parts = {suffix: self.after[f"{module}.{suffix}"] for suffix in ("weight", "weight_scale")}
+            elif f"{module}.w_kc" in self.after:
+                kind, meant = self.checkpoint.split_kv_b(self.stored_name(module).split(".self_attn")[0], self.used)
+                parts = {"W_UK_T": self.after[f"{module}.w_kc"], "W_UV": self.after[f"{module}.w_vc"]}
+            else:
+                continue
+            if kind == FLOAT and module.endswith(".mlp.experts"):
+                continue
+            actual = read_back(kind, parts, meant)
+            for suffix in actual.keys() & meant.keys():
+                comparison.add(
+                    f"{module}.{suffix}", equal(suffix, actual[suffix].view_as(meant[suffix]), meant[suffix])
+                )
+        return comparison
 
     def compare_parameters(self) -> tuple[Found, Tensors]:
         """Bit for bit, in the parameter's dtype; also those that no file holds."""
@@ -97,7 +129,7 @@ class SGLangModel:
             return [[f"{module}.{e}.{linear}.{suffix}" for linear in STACKS[stack]] for e in experts]
         module, _, suffix = name.rpartition(".")
         parent, _, last = module.rpartition(".")
-        return [[f"{parent}.{part}.{suffix}" for part in FUSED[last]]] if last in FUSED else [[name]]
+        return [[f"{parent}.{part}.{suffix}" for part in FUSED_HERE[last]]] if last in FUSED_HERE else [[name]]
 
 
 def models(folder: Path, directory: Path) -> dict[str, Any]:

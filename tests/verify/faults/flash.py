@@ -16,7 +16,7 @@ Q_PROJ, A_LOG, DT_BIAS = (f"{LAYERS}0.self_attn.{name}" for name in ("q_proj", "
 CONV, STREAMS = f"{LAYERS}2.self_attn.k_conv1d.weight", f"{LAYERS}1.hc_ffn_fn"
 POOL = f"{LAYERS}1.self_attn.indexer.index_kpool_compress_ape"
 TOWER, MERGER = "model.visual.blocks.1.mlp.up_proj.weight", "model.visual.merger.down_proj.weight"
-PROCESSOR = "processor_config.json"
+PROCESSOR, ALIAS = "processor_config.json", "model.layers.0.mlp.up_proj.weight"
 
 
 def nested(part: str, name: str, value: Any = None) -> Edit:
@@ -78,6 +78,8 @@ ROWS = [
             r"differs from the source's in swiglu_limit|were written|not the bytes", modes="hs",
         ),
         Row(K, "KDA in INT8", int8_kda, "KDA\\) in bf16 only"),
+        Row(K, "another type for SGLang", key(DESCRIPTION, ALIAS, "FLOAT"), "SGLang reads this key"),
+        Row(K, "a linear that is nowhere", key(DESCRIPTION, "model.layers.9.mlp.up_proj.weight", "FLOAT"), "no shard"),
         Row(K, "no key of A_log", without(DESCRIPTION, A_LOG), "no key for this tensor"),
         Row(T, "A_log missing", gone(A_LOG), "A_log: not found"),
         Row(T, "streams missing", gone(STREAMS), "hc_ffn_fn: not found"),

@@ -1,0 +1,104 @@
+"""SGLang 0.5.23's real loader takes our GLM-5.3-Flash, and its parameters hold what our files mean.
+
+Covered: target with vision tower, MTP draft, one rank, before and after post-processing. Not covered: any forward
+(linear attention and pooled indexer are kernels of a GPU or NPU), several ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contract.support.loaded import Checkpoint
+from tests.contract.support.sglang import SGLang, error_of, require
+from tests.contract.support.sglang_loaded import SGLangModel, models
+from tests.support.tiny_flash import write_tiny_flash
+from tests.verify.support.editor import Checkpoint as Editor
+
+pytestmark = pytest.mark.contract
+CASES = ("flash-w4a8", "flash-w8a8")
+ONE_NAME = "types under the tensors' names only"
+LAYERS = "model.language_model.layers."
+#: Of the MTP layer: the draft shares the target's.
+LEFT = ("embed_tokens.weight", "shared_head.head.weight")
+DESCRIPTION = "quant_model_description.json"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    source = write_tiny_flash(tmp_path_factory.mktemp("flash") / "source")
+    text = (source / "config.json").read_text()
+    for key, value in {"swiglu_limit": 10, "gate_lower_bound": -5}.items():  # transformers 5.19 takes no integers here
+        text = text.replace(f'"{key}": {value}', f'"{key}": {value}.0')
+    (source / "config.json").write_text(text)
+    return {recipe: tiny_quantized(recipe, source) for recipe in CASES}
+
+
+@pytest.fixture(scope="module")
+def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder per checkpoint, written by one process that imports SGLang once."""
+    folder = tmp_path_factory.mktemp("sglang-flash")
+    one_name = Path(shutil.copytree(checkpoints["flash-w4a8"], folder / "one-name"))
+    described = json.loads((one_name / DESCRIPTION).read_text())
+    remaining = {key: kind for key, kind in described.items() if not key.startswith("model.layers.")}
+    (one_name / DESCRIPTION).write_text(json.dumps(remaining))
+    jobs = checkpoints | {ONE_NAME: one_name}
+    sglang.run([{"do": "load", "checkpoint": path, "out": folder / name} for name, path in jobs.items()], folder)
+    return {name: folder / name for name in jobs}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_holds_what_the_file_means(
+    case: str, checkpoints: dict[str, Path], results: dict[str, Path]
+) -> None:
+    """Bit for bit what came from the file; and the numbers that are left after post-processing."""
+    loaded = models(require(results[case]), checkpoints[case])
+    used: set[str] = set()
+    for name, model in loaded.items():
+        parameters, absent = model.compare_parameters()
+        used |= model.used
+        processed = model.compare_processed()
+        print(f"{case}, {name}: {len(parameters.equal)} parameters and {len(processed.equal)} processed ones equal")
+        assert parameters.different == set() and len(parameters.equal) > 25
+        assert processed.different == set() and len(processed.equal) >= (2 if name == "draft" else 30)
+        assert all(not value.any() for value in absent.values())  # biases of norms: they add nothing
+    left = loaded["target"].checkpoint.files.entries.keys() - used
+    assert left == {loaded["draft"].mtp + name for name in LEFT}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_module_gets_the_scheme_of_its_type(
+    case: str, checkpoints: dict[str, Path], results: dict[str, Path]
+) -> None:
+    report = json.loads((require(results[case]) / "report.json").read_text())
+    described = json.loads((checkpoints[case] / DESCRIPTION).read_text())
+    assert [report[model]["quantization"] for model in ("target", "draft")] == ["modelslim", None]
+    schemes = report["target"]["schemes"]
+    dense = {key.removesuffix(".weight") for key in described if key.startswith("model.layers.")}
+    dense = {key for key in dense if described[f"{key}.weight"] == "W8A8_DYNAMIC" and ".experts." not in key}
+    assert schemes.keys() == {key.replace("gate_proj", "gate_up_proj") for key in dense if "up_proj" not in key}
+    assert set(schemes.values()) == {"ModelSlimW8A8Int8"} and not report["draft"]["schemes"]
+    assert "Unsupported Linear modelslim scheme: [''] in layer: model" not in (results[case] / "log.txt").read_text()
+
+
+def test_without_its_names_the_start_ends(results: dict[str, Path]) -> None:
+    """`verify --engine sglang` says it before (`engine.names`)."""
+    error = error_of(results[ONE_NAME])
+    assert error is not None and "Missing ModelSlim MoE quantization description for layer model.layers.1.mlp" in error
+
+
+def test_another_file_is_found(checkpoints: dict[str, Path], results: dict[str, Path], tmp_path: Path) -> None:
+    """The negative control of the comparison."""
+    editor = Editor(Path(shutil.copytree(checkpoints["flash-w4a8"], tmp_path / "other")))
+    changed = ("0.self_attn.k_conv1d.weight", "2.hc_ffn_fn", "2.mlp.experts.1.down_proj.weight")
+    editor.store({LAYERS + name: torch.flip(editor.read(LAYERS + name), (0,)) for name in changed})
+    model = SGLangModel(Checkpoint(editor.directory), require(results["flash-w4a8"]), "target")
+    assert model.compare_parameters()[0].different == {
+        "model.layers.0.self_attn.qkv_conv1d.weight", "model.layers.2.hc_ffn_fn", "model.layers.2.mlp.experts.w2_weight"
+    }  # fmt: skip
+    assert model.compare_processed().different == {"model.layers.2.mlp.experts.w2_weight"}
