@@ -27,13 +27,13 @@ from glm5_ascend.serve.launch import (
     SERVER_MODULE,
     become,
     port_of,
-    refuse_flags,
     refuse_open_server,
     require_free_port,
     say_who_checks,
 )
 from glm5_ascend.serve.memory import check_memory
 from glm5_ascend.serve.servable import check_directory
+from glm5_ascend.serve.tensor_parallel import ranks_of, require_even_split
 
 
 def serve_profile(
@@ -86,8 +86,9 @@ def serve_profile(
     refuse_open_server(built, open_server, only_warn=dry_run)
     if dry_run:
         return built
-    refuse_other_platform(loaded, flags)
+    refuse_other_platform(loaded)
     if loaded.platform == CPU:
+        require_even_split(checkpoint.config, ranks_of(built.argv))
         check_memory(checkpoint, built)
     has_api = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
     if has_api:
@@ -182,13 +183,14 @@ def refuse_known_bad(
         )
 
 
-def refuse_other_platform(profile: Profile, vllm_args: Sequence[str]) -> None:
-    """Raises `MissingEnvironmentError` or `ConfigError` if this machine cannot run the profile."""
+def refuse_other_platform(profile: Profile) -> None:
+    """Raises `MissingEnvironmentError` if this machine cannot run the profile."""
     if profile.platform == "cpu":
         if on_ascend():
-            raise MissingEnvironmentError("profile cpu: vllm-ascend is installed here", "choose a profile for Atlas")
+            raise MissingEnvironmentError(
+                f"profile {profile.name}: vllm-ascend is installed here", "choose one for Atlas"
+            )
         require_cpu_environment()
-        refuse_flags(vllm_args)
     elif profile.engine == SGLANG:
         if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch_npu") is None:
             raise MissingEnvironmentError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve import cgroups
 
 #: vLLM's variable for the CPUs of its workers, e.g. 0-3, or 0-3|4-7 for two; unset: `physical_cores`.
@@ -28,10 +29,17 @@ def threads() -> int:
 
 
 def thread_groups(ranks: int) -> str:
-    """Split the physical cores among ranks, neighbours together, as `BIND` expects it: "0,1|2,3" for two."""
-    cores = physical_cores()
-    size = max(1, len(cores) // ranks)
+    """Split the physical cores among ranks, those of a NUMA node together, as `BIND` expects it: "0,1|2,3" for two."""
+    cores = sorted(physical_cores(), key=_node)
+    if len(cores) < ranks:
+        raise ConfigError(f"{ranks} ranks of tensor parallel on {len(cores)} cores", "give at most one rank per core")
+    size = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * size : (rank + 1) * size])) for rank in range(ranks))
+
+
+def _node(cpu: int) -> int:
+    """Number of the NUMA node of a logical CPU."""
+    return min((int(node.name[4:]) for node in (_TOPOLOGY / f"cpu{cpu}").glob("node[0-9]*")), default=0)
 
 
 def _siblings(cpu: int) -> str:

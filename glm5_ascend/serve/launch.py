@@ -16,12 +16,13 @@ from glm5_ascend.engine_lines import EngineLine
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.cores import threads
+from glm5_ascend.serve.cores import BIND, thread_groups, threads
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
 from glm5_ascend.serve.installed import installed_table, line_here, table_note
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.servable import check_directory
+from glm5_ascend.serve.tensor_parallel import ranks_of, require_even_split
 
 #: Module that runs `vllm serve`.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
@@ -99,7 +100,7 @@ def launch(
         return command
     if not on_ascend():
         require_cpu_environment()
-        refuse_flags(vllm_args)
+        require_even_split(checkpoint.config, ranks_of(vllm_args))
         check_memory(checkpoint, command)
     require_free_port(value_of(command.argv, "--host"), port_of(command.argv))
     start(command)
@@ -160,14 +161,10 @@ def build_command(
         if flag not in user_flags:
             argv += [flag] if value is None else [flag, value]
     variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads())}
+    if not on_ascend() and ranks_of(extra) > 1:
+        variables[BIND] = thread_groups(ranks_of(extra))
     env = {name: value for name, value in variables.items() if name not in os.environ}
     return ServerCommand(env, [*argv, *GUARDS, *extra]).without_key()
-
-
-def refuse_flags(extra: Sequence[str]) -> None:
-    """Raise `ConfigError` for a flag that the platform would refuse later, with a traceback."""
-    if value_of(extra, "--tensor-parallel-size") not in ("", "1"):
-        raise ConfigError("--tensor-parallel-size: GLM-5 on a CPU runs with 1", "drop the flag")
 
 
 def port_of(argv: Sequence[str]) -> int:

@@ -14,9 +14,10 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve import cgroups
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
+from glm5_ascend.serve.tensor_parallel import ranks_of
 
-#: Bytes of the server's two processes before they load a model.
-_PROCESSES = 1_500_000_000
+#: Bytes of the server's two processes before they load a model, and of the process of each rank of tensor parallel.
+_PROCESSES, _WORKER = 1_500_000_000, 700_000_000
 #: vLLM's defaults of a server on a CPU: tokens of a step, and sequences.
 _TOKENS, _SEQUENCES = 2048, 128
 _CACHE = "VLLM_CPU_KVCACHE_SPACE"
@@ -72,23 +73,24 @@ def check_memory(checkpoint: CheckpointSummary, command: ServerCommand) -> None:
 def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     """The memory of a server with this checkpoint and command, and what is available now."""
     weights = sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
-    drafts = bool(value_of(command.argv, "--speculative-config"))
-    copied = _copied(checkpoint.config, drafts) if checkpoint.types else weights
-    return Memory(
-        weights, min(copied, weights), cache_bytes(command), _working(checkpoint.config, command), available()
-    )
+    drafts, ranks = bool(value_of(command.argv, "--speculative-config")), ranks_of(command.argv)
+    copied = _copied(checkpoint.config, drafts, ranks) if checkpoint.types else weights
+    working = _working(checkpoint.config, command, ranks)
+    return Memory(weights, min(copied, weights), ranks * cache_bytes(command), working, available())
 
 
 def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[str, str]:
     """Flags of vLLM: the longest context that half of the memory that is left holds, and a cache for two of them.
 
     The context has at least 8192 tokens, or all that the model has; the cache at least 1 GiB, if all sequences can use
-    it: vLLM writes to all of it at the start. What the user's `flags` or VLLM_CPU_KVCACHE_SPACE say is taken as it is.
+    it: vLLM writes to all of it at the start. Each rank of tensor parallel has one. What the user's `flags` or
+    VLLM_CPU_KVCACHE_SPACE say is taken as it is.
     """
     memory, config = memory_of(checkpoint, ServerCommand({}, ["serve", *flags])), checkpoint.config
     longest, token = config.get("max_position_embeddings", 4096), _token_bytes(config, flags)
-    left = memory.available - memory.weights - memory.working
-    most = memory.cache or max(left // 2, _cache_for(min(longest, _SHORT_CONTEXT), token))
+    ranks = ranks_of(flags)
+    left = (memory.available - memory.weights - memory.working) // ranks
+    most = memory.cache // ranks or max(left // 2, _cache_for(min(longest, _SHORT_CONTEXT), token))
     stated = value_of(flags, "--max-model-len")
     fits = max(_BLOCK, most // token - 3 * _BLOCK)
     context = int(stated) if stated.isdecimal() else min(longest, fits if fits < 1024 else fits // 1024 * 1024)
@@ -129,10 +131,11 @@ def _left_in_cgroups() -> Iterator[int]:
             yield max(0, int(limit) - int(used) + cached)
 
 
-def _copied(config: Mapping[str, Any], drafts: bool) -> int:
+def _copied(config: Mapping[str, Any], drafts: bool, ranks: int) -> int:
     """Bytes of the weights of a quantized GLM-5 that the server copies, if it drafts, too, MTP's linears.
 
     Of each layer: q_a_proj and kv_a_proj, which are fused; W_UK or W_UV; the indexer's float weights; experts' scales.
+    Several ranks of tensor parallel each have the first and the third, and together copy o_proj and linear down_proj.
     """
     size = _Sizes(config)
     hidden, latents, heads = size("hidden_size"), size("kv_lora_rank"), size("num_attention_heads")
@@ -142,9 +145,11 @@ def _copied(config: Mapping[str, Any], drafts: bool) -> int:
     indexer = 2 * (size("q_lora_rank") * index_heads * index_dim + hidden * (index_dim + index_heads))
     layers, dense = size("num_hidden_layers") + size("num_nextn_predict_layers"), size("first_k_dense_replace")
     experts = size("n_routed_experts") * (4 * hidden + 4 * (2 * width + hidden))
-    query, value = size("q_lora_rank") * heads * size("qk_head_dim"), heads * size("v_head_dim") * hidden
-    draft = 2 * (3 * hidden * hidden + query + value + 3 * hidden * width * size("n_shared_experts"))
-    return layers * (fused + absorbed + indexer) + (layers - dense) * experts + drafts * draft
+    value, shared = heads * size("v_head_dim") * hidden, hidden * width * size("n_shared_experts")
+    draft = 2 * (ranks * 3 * hidden * hidden + size("q_lora_rank") * heads * size("qk_head_dim") + value + 3 * shared)
+    columns = layers * value + (layers - dense) * shared + dense * hidden * size("intermediate_size")
+    copied = layers * (ranks * (fused + indexer) + absorbed) + (layers - dense) * experts + drafts * draft
+    return copied + (columns if ranks > 1 else 0)
 
 
 def cache_bytes(command: ServerCommand) -> int:
@@ -156,14 +161,15 @@ def cache_bytes(command: ServerCommand) -> int:
     return int(space) * 2**30 if space.isdecimal() else 0
 
 
-def _working(config: Mapping[str, Any], command: ServerCommand) -> int:
+def _working(config: Mapping[str, Any], command: ServerCommand, ranks: int) -> int:
     """The processes, the activations of a step and its logits."""
     size = _Sizes(config)
     tokens = _number(command.argv, "--max-num-batched-tokens", _TOKENS)
     sequences = _number(command.argv, "--max-num-seqs", _SEQUENCES)
     attention = size("num_attention_heads") * (2 * size("kv_lora_rank") + 2 * size("qk_head_dim"))
     step = tokens * (2 * attention + 16 * size("hidden_size") + 4 * size("index_topk"))
-    return _PROCESSES + step + 10 * sequences * size("vocab_size")
+    workers = 0 if ranks == 1 else ranks * _WORKER
+    return _PROCESSES + workers + ranks * (step + 10 * sequences * size("vocab_size"))
 
 
 def _number(flags: Sequence[str], flag: str, default: int) -> int:

@@ -94,3 +94,14 @@ def test_experts_are_exact(tokens: int, sizes: tuple[int, int], packed: bool) ->
 def test_every_byte_is_two_codes() -> None:
     every = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(ops.unpack_int4(every.view(1, 256).view(torch.int8)), unpacked(every[None]).to(torch.int8))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 50])
+def test_experts_of_a_slice_of_columns(tokens: int) -> None:
+    """A rank of tensor parallel reads its columns of down_proj where they lie: rows with gaps between them."""
+    w13, w2 = (torch.randint(0, 256, shape, dtype=torch.uint8) for shape in ((10, 64, 128), (5, 64, 256)))
+    x, weights, ids = torch.randn(tokens, 128), torch.rand(tokens, 2), torch.randint(0, 5, (tokens, 2))
+    s13, s2 = torch.rand(5, 256), torch.rand(5, 128)
+    part, copied = (ops.ExpertWeights(blocks) for blocks in (w2[..., 128:], w2[..., 128:].contiguous()))
+    got, want = (ops.w4a8_moe(x, weights, ids, ops.ExpertWeights(w13), s13, down, s2) for down in (part, copied))
+    assert torch.equal(got, want)

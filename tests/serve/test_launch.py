@@ -107,9 +107,24 @@ def test_one_cpu_of_each_core_within_the_quota(
     assert cores.thread_groups(1) == ",".join(map(str, expected))
 
 
-def test_cores_are_split_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_split_among_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 4, 5])
     assert cores.thread_groups(2) == "0,1|4,5" and cores.thread_groups(4) == "0|1|4|5"
+    with pytest.raises(ConfigError, match="5 ranks of tensor parallel on 4 cores"):
+        cores.thread_groups(5)
+    for cpu in (0, 1, 4, 5):  # as some machines number them
+        (tmp_path / f"cpu{cpu}" / f"node{cpu % 2}").mkdir(parents=True)
+    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    assert cores.thread_groups(2) == "0,4|1,5"
+
+
+def test_ranks_are_bound_to_their_cores(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cores.BIND, raising=False)
+    monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 2, 3])
+    assert build_command(directory, ["--tensor-parallel-size", "2"])[0][cores.BIND] == "0,1|2,3"
+    assert cores.BIND not in build_command(directory, [])[0]
+    monkeypatch.setenv(cores.BIND, "auto")
+    assert cores.BIND not in build_command(directory, ["-tp", "2"])[0]
 
 
 def test_dry_run_as_a_shell_command_as_json_and_as_a_function(directory: Path) -> None:
@@ -174,8 +189,9 @@ def test_directories_without_a_checkpoint(directory: Path, tmp_path: Path) -> No
 
 def test_what_would_fail_late_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
-    with pytest.raises(ConfigError, match="tensor-parallel-size"):
-        launch.serve(directory, ["--tensor_parallel_size=2"])
+    monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 2])
+    with pytest.raises(ConfigError, match=r"size 3: num_attention_heads 2 of config.json does not divide into 3 equal"):
+        launch.serve(directory, ["--tensor_parallel_size=3"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):

@@ -63,8 +63,18 @@ def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
 def test_files_that_fit_are_read_at_once(fits: bool, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_files, "available", lambda: 10**12 if fits else 0)
     tensor = load(directory, "whole")
-    mapped_files.read_ahead(directory)
+    mapped_files.read_ahead(directory, [tensor])
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_reads_its_part_first(rank: int, split: int, directory: Path) -> None:
+    """A rank reads its rows; of a tensor of which every rank has columns, half of the rows."""
+    save_file({"large": torch.ones(4096, 8192, dtype=torch.int8)}, directory / "model.safetensors")
+    part = load(directory, "large").chunk(2, dim=split)[rank]
+    mapped_files.read_ahead(directory, [part], rank, 2)
+    assert part.numel() <= resident(directory / "model.safetensors") < 1.5 * part.numel()  # in whole huge pages
 
 
 def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
@@ -72,7 +82,7 @@ def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
     from glm5_ascend.serve.plugin.linear import mapped
 
     copied: list[torch.Tensor] = []
-    loader = mapped(lambda param, loaded, *shard: copied.append(loaded))
+    loader = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=0, tp_size=1))
     whole, narrow, wide = (load(directory, name) for name in ("whole", "narrow", "wide"))
     whole_parameter = torch.nn.Parameter(torch.empty_like(whole), requires_grad=False)
     loader(whole_parameter, whole)
@@ -124,3 +134,19 @@ def test_float_experts() -> None:
                 gate, up, down = experts[expert]
                 expected += weight * (down @ (torch.nn.functional.silu(gate @ x[token]) * (up @ x[token])))
         torch.testing.assert_close(out[token], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_rank_keeps_its_rows_in_the_file(directory: Path) -> None:
+    pytest.importorskip("vllm")
+    from glm5_ascend.serve.plugin.linear import mapped
+
+    copied: list[torch.Tensor] = []
+    loader = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=1, tp_size=2))
+    whole, rows, columns = load(directory, "whole"), (256, 8192), (512, 4096)
+    part, other = (
+        torch.nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False) for shape in (rows, columns)
+    )
+    loader(part, whole)
+    assert part.data_ptr() == whole[256:].data_ptr() and not copied
+    loader(other, whole)
+    assert copied == [whole]

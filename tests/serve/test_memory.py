@@ -62,6 +62,8 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
     assert stated.cache == 7000 and longer.working > 1.5 * plain.working
     drafts = need(directory, 0, monkeypatch, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}')
     assert 0.5e9 < drafts.copied - plain.copied < 1e9  # the MTP layer's experts stay in the file
+    ranks = need(directory, 0, monkeypatch, "--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "7000")
+    assert ranks.cache == 14000 and 9e9 < ranks.copied - plain.copied < 13e9
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
         (20, ["--max-model-len", "2048", "--max-num-seqs", "2"], 2048, 0.499),
         (20, ["--kv-cache-memory-bytes", "1073741824"], 9216, None),
         (20, ["--gpu-memory-utilization", "0.5"], 89088, None),
+        (20, ["--tensor-parallel-size", "2"], 44032, 5),  # in each rank
     ],
 )
 def test_context_and_cache_by_what_is_left(

@@ -30,7 +30,9 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        layer.tensors = ExpertTensors(num_experts, hidden_size, intermediate_size_per_partition, self.scheme)
+        rank, ranks = self.moe.tp_rank, self.moe.tp_size
+        width = intermediate_size_per_partition * ranks
+        layer.tensors = ExpertTensors(num_experts, hidden_size, width, self.scheme, rank, ranks)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.operands = layer.tensors.operands()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
@@ -37,7 +37,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        loader, rows = mapped(extra["weight_loader"]), sum(output_partition_sizes)
+        loader, rows = mapped(extra["weight_loader"], layer), sum(output_partition_sizes)
         size = rows * input_size_per_partition
         weight = torch.empty(size + PADDING, dtype=torch.int8)[:size].view(rows, input_size_per_partition)
         layer.register_parameter(
@@ -92,8 +92,11 @@ class W8A8StaticLinear(Int8Linear):
         return [*parameters, *super().channel_parameters(rows)]
 
     def weights(self, layer: Any) -> ops.LinearWeights:
+        bias = layer.quant_bias
+        if isinstance(layer, RowParallelLinear) and layer.tp_rank:  # the ranks' results are added
+            bias = torch.zeros_like(bias)
         return ops.LinearWeights(
-            layer.weight, ops.PER_TENSOR, layer.deq_scale, layer.input_scale, layer.input_offset, layer.quant_bias
+            layer.weight, ops.PER_TENSOR, layer.deq_scale, layer.input_scale, layer.input_offset, bias
         )
 
 
@@ -126,7 +129,7 @@ def use_our_products(model: torch.nn.Module) -> None:
         method = type(getattr(layer, "quant_method", None))
         if method is UnquantizedEmbeddingMethod:
             layer.quant_method = MappedTable()
-            layer.weight.weight_loader = mapped(layer.weight.weight_loader)
+            layer.weight.weight_loader = mapped(layer.weight.weight_loader, layer)
             continue
         absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
         slow = method is UnquantizedLinearMethod and ops.widens_bf16() and layer.weight.dtype == torch.bfloat16
@@ -160,19 +163,25 @@ def plain(field: Any) -> Any:
     return field.data if isinstance(field, torch.nn.Parameter) else field
 
 
-def mapped(loader: Callable[..., None]) -> Callable[..., None]:
+def mapped(loader: Callable[..., None], layer: Any) -> Callable[..., None]:
     """Loader that keeps a tensor of the parameter's layout where it is, a view of a mapped file, instead of copying it.
 
-    Rows are whole vectors of the compiled product; parts of a fused parameter are copied, unless it has `parts`.
+    Rows are whole vectors of the compiled product. Parts of a fused parameter are copied, unless it has `parts`, and so
+    are the columns that a rank of tensor parallel has of o_proj and down_proj: its neighbours' lie in the same pages.
+
+    Args:
+        layer: the parameter's layer, which has vLLM's tp_rank and tp_size.
     """
 
     def load(param: Any, loaded: torch.Tensor, *shard: Any) -> None:
-        fits = loaded.dtype == param.dtype and not loaded.shape[-1] % PADDING
-        fits = fits and not loaded.data_ptr() % loaded.element_size()
-        if fits and not shard and loaded.shape == param.shape:
-            param.data = loaded
+        rows = len(loaded) // layer.tp_size
+        part = loaded[rows * layer.tp_rank : rows * (layer.tp_rank + 1)]
+        fits = part.dtype == param.dtype and not part.shape[-1] % PADDING
+        fits = fits and not part.data_ptr() % part.element_size()
+        if fits and not shard and part.shape == param.shape:
+            param.data = part
         elif fits and shard and hasattr(param, "parts"):
-            param.parts[shard[0]] = loaded
+            param.parts[shard[0]] = part
         else:
             loader(param, loaded, *shard)
 

@@ -29,12 +29,14 @@ EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d{1,9})\.(?P<project
 class ExpertTensors:
     """The tensors of a layer's routed experts of one type, each given once; none is read before all are there.
 
+    A rank of tensor parallel has its part of each expert's width: rows of gate and up, columns of down.
+
     Attributes:
         weights, scales: of each expert by projection, views of the files.
     """
 
-    def __init__(self, experts: int, hidden: int, width: int, scheme: str) -> None:
-        self._experts, self._scheme = experts, scheme
+    def __init__(self, experts: int, hidden: int, width: int, scheme: str, rank: int = 0, ranks: int = 1) -> None:
+        self._experts, self._scheme, self._rank, self._ranks = experts, scheme, rank, ranks
         self._sizes = {GATE: (width, hidden), UP: (width, hidden), DOWN: (hidden, width)}
         self.weights: dict[str, dict[int, torch.Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
         self.scales: dict[str, dict[int, torch.Tensor]] = {GATE: {}, UP: {}, DOWN: {}}
@@ -63,8 +65,10 @@ class ExpertTensors:
                 f"expected {list(shapes[kind])}",
                 "W4A8_DYNAMIC weights are packed int8 [N/2, K]; down_proj's scale_bias is [N, 16]",
             )
-        if kind in ("weight", "weight_scale"):
-            (self.weights if kind == "weight" else self.scales)[projection][expert] = tensor
+        if kind == "weight":
+            self.weights[projection][expert] = tensor.chunk(self._ranks, dim=int(projection == DOWN))[self._rank]
+        elif kind == "weight_scale":
+            self.scales[projection][expert] = tensor if projection == DOWN else tensor.chunk(self._ranks)[self._rank]
 
     def floats(self, dtype: torch.dtype) -> list[tuple[ops.LinearWeights, ...]]:
         """Gate, up and down projection of each FLOAT expert, in the file where the file has this dtype."""

@@ -40,7 +40,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
-        self.kv_b_proj.weight.weight_loader = mapped(self.kv_b_proj.weight.weight_loader)
+        self.kv_b_proj.weight.weight_loader = mapped(self.kv_b_proj.weight.weight_loader, self.kv_b_proj)
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
@@ -36,6 +37,18 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
+def read_weights(model: torch.nn.Module, seen: SeenTensors, directory: Path) -> None:
+    """Read this rank's part of the mapped weights before a token needs them (`mapped_files.read_ahead`)."""
+    weights = [
+        weight
+        for parameter in model.parameters()
+        for weight in (getattr(parameter, "parts", {}).values() or [parameter.data])
+    ]
+    for tensors in seen.experts.values():
+        weights += [weight for part in tensors.weights.values() for weight in part.values()]
+    read_ahead(directory, weights, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+
+
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """The target model. A rotated checkpoint's `rot.weight` is used by the draft model only."""
 
@@ -53,7 +66,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen)
-        read_ahead(self.directory)
+        read_weights(self, seen, self.directory)
         return loaded
 
 
@@ -101,6 +114,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen, is_draft=True)
+        read_weights(self, seen, self.directory)
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:

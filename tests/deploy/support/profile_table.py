@@ -26,7 +26,7 @@ def row(profile: Profile, role: Role) -> str:
     else:
         layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
         tokens = args["max-model-len"]
-        accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else "vLLM 0.32, runs in CI"
+        accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else f"vLLM 0.32, {profile.status}"
         if profile.line is VLLM_ASCEND_030:
             accepted = "weights: loader of vllm-ascend 0.30.0rc2"
     on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if is_on(switch, role))

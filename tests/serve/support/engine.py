@@ -1,7 +1,7 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
 A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "score": bool,
-"alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
+"ends": bool, "alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
@@ -23,10 +23,11 @@ def model_of(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
 
 
-def generate(llm: Any, prompts: list[list[int]], new_tokens: int) -> list[dict[str, Any]]:
+def generate(llm: Any, prompts: list[list[int]], new_tokens: int, ends: bool = False) -> list[dict[str, Any]]:
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, logprobs=2)
+    least = 0 if ends else new_tokens
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=least, logprobs=2)
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [
         {
@@ -92,7 +93,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "cache_bytes": cache_bytes(config),
-        "passes": [generate(llm, job["prompts"], job["new_tokens"]) for _ in range(job.get("passes", 1))]
+        "passes": [
+            generate(llm, job["prompts"], job["new_tokens"], job.get("ends", False))
+            for _ in range(job.get("passes", 1))
+        ]
         if "prompts" in job
         else [],
     }
