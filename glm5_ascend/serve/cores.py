@@ -29,12 +29,27 @@ def threads() -> int:
 
 
 def thread_groups(ranks: int) -> str:
-    """Split the physical cores among ranks, those of a NUMA node together, as `BIND` expects it: "0,1|2,3" for two."""
+    """Split the physical cores among ranks, those of a NUMA node together, as `BIND` expects it: "0,1|2,3" for two.
+
+    Each has at most OMP_NUM_THREADS of them.
+    """
     cores = sorted(physical_cores(), key=_node)
-    if len(cores) < ranks:
-        raise ConfigError(f"{ranks} ranks of tensor parallel on {len(cores)} cores", "give at most one rank per core")
     size = len(cores) // ranks
-    return "|".join(",".join(map(str, cores[rank * size : (rank + 1) * size])) for rank in range(ranks))
+    used = min(size, threads())
+    return "|".join(",".join(map(str, cores[rank * size : rank * size + used])) for rank in range(ranks))
+
+
+def variables(ranks: int) -> dict[str, str]:
+    """Environment of a server with so many ranks of tensor parallel: its threads, and the cores of each rank."""
+    bound = {BIND: thread_groups(ranks)} if ranks > 1 and BIND not in os.environ else {}
+    return {"OMP_NUM_THREADS": str(threads()), **bound}
+
+
+def refuse_ranks_without_core(ranks: int) -> None:
+    """Raise `ConfigError` for more ranks of tensor parallel than this machine has cores."""
+    if ranks > (count := len(physical_cores())):
+        problem = f"{ranks} ranks of tensor parallel on {count} core{'s' * (count != 1)}"
+        raise ConfigError(problem, "give at most one rank per core")
 
 
 def _node(cpu: int) -> int:

@@ -1,4 +1,4 @@
-"""The root cause of a failed start, from a server's log."""
+"""The root cause of a server's failure, from its log."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9")
+#: vLLM's code of a worker that has just died is mostly None.
+_DIED = re.compile(r"(?:Worker|Engine core) proc (\S+) died unexpectedly")
 _MEMORY_FIX = "a shorter --max-model-len, fewer --max-num-seqs; glm5-ascend plan DIR says what fits"
 
 
@@ -50,17 +52,19 @@ def root_cause(log: Sequence[str]) -> str:
     return cause or (named or errors or lines or [""])[-1]
 
 
-def explained(code: int, log: Sequence[str]) -> tuple[str, str]:
-    """How a server ended and why, as one line, and what to do; an empty fix if only the log says more.
+def explained(code: int, log: Sequence[str]) -> tuple[str, str, str]:
+    """How a server ended, why, and what to do, each a line; the last is empty if only the log says more.
 
     Args:
         code: exit code; a negative one is a signal.
     """
     cause, text = root_cause(log), "\n".join(log)
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if died := _DIED.search(text):
+        return how, f"{died[1]} died, as when the kernel ends a process for want of memory", _MEMORY_FIX
     killed = code == -signal.SIGKILL or _KILLED.search(text) is not None
     if killed and not _MEMORY.search(cause):
-        return f"{how}: a process was killed, as the kernel does when the machine is out of memory", _MEMORY_FIX
+        return how, "a process was killed, as the kernel does when the machine is out of memory", _MEMORY_FIX
     if _MEMORY.search(cause):
-        return f"{how}: out of memory: {cause}", _MEMORY_FIX
-    return f"{how} before it answered: {cause or 'no output'}", ""
+        return how, f"out of memory: {cause}", _MEMORY_FIX
+    return how, cause or "no output", ""

@@ -1,7 +1,8 @@
 """Runs a server as a child of this process: its log in a file, one line when it is ready, and its end.
 
 The child has its own session, so that only this process receives Ctrl-C. The kernel ends it when this process ends,
-also by SIGKILL.
+also by SIGKILL. Processes whose parent ends become this process's children, and end with the server: a rank of tensor
+parallel that waits for another one in compiled code sees no signal but SIGKILL.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.cores import BIND
 from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.memory import cache_bytes
@@ -29,7 +31,7 @@ from glm5_kernels.registry import cache
 
 #: Seconds that running requests have to end after the first Ctrl-C.
 GRACE_S = 30.0
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: Text in vLLM's log -> stage of the start.
 STAGES = {
     "Initializing a V1 LLM engine": "starting the engine",
@@ -42,16 +44,17 @@ STAGES = {
 }
 
 
-def run_server(command: ServerCommand, log: Path | None) -> int:
-    """Start the server, print a line when it answers, wait for its end and return its exit code.
+def run_server(command: ServerCommand, log: Path | None) -> None:
+    """Start the server, print a line when it answers, and wait for its end, which only a headless one has by itself.
 
     Args:
         log: file for its output; None shows the output instead.
 
     Raises:
-        MissingEnvironmentError: it ended before it answered. KeyboardInterrupt: Ctrl-C or SIGTERM, after its end.
+        MissingEnvironmentError: it failed, quoting the root cause. KeyboardInterrupt: Ctrl-C or SIGTERM, after its end.
     """
-    start = 0
+    start, others = 0, psutil.Process().children(recursive=True)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with contextlib.ExitStack() as stack:
         out = None
         if log is not None:
@@ -65,12 +68,15 @@ def run_server(command: ServerCommand, log: Path | None) -> int:
         try:
             if "--headless" not in command.argv:
                 _wait_and_report(process, command, log, start)
-            return process.wait()
+                start = log.stat().st_size if log else 0
+            if process.wait() or "--headless" not in command.argv:  # vLLM's code is 0 when its engine has died
+                raise _failure(process, log, start, "")
         except KeyboardInterrupt:
             end(process)
             raise
         finally:
             end(process, grace=0)
+            _kill(child for child in psutil.Process().children(recursive=True) if child not in others)
 
 
 def _wait_and_report(process: subprocess.Popen[bytes], command: ServerCommand, log: Path | None, start: int) -> None:
@@ -100,14 +106,16 @@ def _wait_and_report(process: subprocess.Popen[bytes], command: ServerCommand, l
 
 
 def _limits(command: ServerCommand) -> Iterator[str]:
-    """Threads, cache and context of a server on a CPU, as far as they are stated."""
-    count, context = command.env.get("OMP_NUM_THREADS", ""), value_of(command.argv, "--max-model-len")
+    """Threads, cache and context of a server on a CPU, as far as they are stated; "2 x " of what each rank has."""
+    context, groups = value_of(command.argv, "--max-model-len"), command.env.get(BIND, "").split("|")
     if on_ascend():
         return
+    times = f"{len(groups)} x " if len(groups) > 1 else ""
+    count = str(len(groups[0].split(","))) if times else command.env.get("OMP_NUM_THREADS", "")
     if count := count or os.environ.get("OMP_NUM_THREADS", ""):
-        yield f"{count} thread{'s' * (count != '1')}"
+        yield f"{times}{count} thread{'s' * (count != '1')}"
     if size := cache_bytes(command):
-        yield f"cache {size / 1e9:.1f} GB"
+        yield f"cache {times}{size / 1e9:.1f} GB"
     if context:
         yield f"context {context}"
 
@@ -130,14 +138,22 @@ def wait_until_ready(
     """
     deadline = time.monotonic() + seconds
     while not _healthy(f"{url}/health"):
-        tip = f"see {log or 'its output above'}"
-        if (code := process.poll()) is not None:
-            why, fix = explained(code, _text(log, start).splitlines())
-            raise MissingEnvironmentError(f"the server ended with {why}", f"{fix}; {tip}" if fix else tip)
+        if process.poll() is not None:
+            raise _failure(process, log, start, " before it answered")
         if time.monotonic() > deadline:
-            raise MissingEnvironmentError(f"the server did not answer within {seconds:.0f} s", tip)
+            raise MissingEnvironmentError(f"the server did not answer within {seconds:.0f} s", _see(log))
         on_wait()
         time.sleep(0.2)
+
+
+def _failure(process: subprocess.Popen[bytes], log: Path | None, start: int, when: str) -> MissingEnvironmentError:
+    how, why, fix = explained(process.returncode, _text(log, start).splitlines())
+    tip = f"{fix}; {_see(log)}" if fix else _see(log)
+    return MissingEnvironmentError(f"the server ended with {how}{when}: {why}", tip)
+
+
+def _see(log: Path | None) -> str:
+    return f"see {log or 'its output above'}"
 
 
 def _text(log: Path | None, start: int) -> str:
@@ -165,12 +181,16 @@ def end(process: subprocess.Popen[bytes], grace: float = GRACE_S) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=grace)
     finally:
-        for descendant in descendants:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                descendant.kill()
+        _kill(descendants)
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def default_log(port: str) -> Path:
@@ -197,5 +217,9 @@ def _healthy(url: str) -> bool:
 
 
 def _end_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(option, value)

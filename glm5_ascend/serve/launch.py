@@ -15,14 +15,14 @@ from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.engine_lines import EngineLine
 from glm5_ascend.errors import ConfigError, shortened
 from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve import cores
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.cores import BIND, thread_groups, threads
 from glm5_ascend.serve.environment import require_cpu_environment
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, normal_form, value_of
 from glm5_ascend.serve.installed import installed_table, line_here, table_note
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.servable import check_directory
-from glm5_ascend.serve.tensor_parallel import ranks_of, require_even_split
+from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 #: Module that runs `vllm serve`.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
@@ -93,6 +93,8 @@ def launch(
     line = line_here()
     vllm_args = normal_form(vllm_args, installed_table(line))
     say_who_checks(line, vllm_args)
+    if not on_ascend():
+        refuse_ranks(checkpoint.config, vllm_args)
     command = build_command(checkpoint, vllm_args, host=host or DEFAULT_HOST, port=port or DEFAULT_PORT)
     port_of(command.argv)
     refuse_open_server(command, open_server, only_warn=dry_run)
@@ -100,7 +102,7 @@ def launch(
         return command
     if not on_ascend():
         require_cpu_environment()
-        require_even_split(checkpoint.config, ranks_of(vllm_args))
+        cores.refuse_ranks_without_core(ranks_of(vllm_args))
         check_memory(checkpoint, command)
     require_free_port(value_of(command.argv, "--host"), port_of(command.argv))
     start(command)
@@ -160,9 +162,7 @@ def build_command(
     for flag, value in defaults:
         if flag not in user_flags:
             argv += [flag] if value is None else [flag, value]
-    variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads())}
-    if not on_ascend() and ranks_of(extra) > 1:
-        variables[BIND] = thread_groups(ranks_of(extra))
+    variables = ENVIRONMENT if on_ascend() else {**ENVIRONMENT, **cores.variables(ranks_of(extra))}
     env = {name: value for name, value in variables.items() if name not in os.environ}
     return ServerCommand(env, [*argv, *GUARDS, *extra]).without_key()
 

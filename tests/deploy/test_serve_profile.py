@@ -17,6 +17,7 @@ from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.serve_profile import refuse_broken, serve_profile
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.serve import cores
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.servable import check_directory
@@ -65,8 +66,9 @@ def test_dry_run_prints_the_exact_command(name: str, checkpoints: dict[str, Path
         assert argv[: len(head) + 1] == [*head, str(directory)]
     assert argv[-2:] == [flag, "2"]
     assert argv.count(flag) == 1 and value_of(argv, "--port") == str(role.port)
+    ranks = int(role.args.get("tensor-parallel-size", 1))
     exported = {line.split("=")[0].removeprefix("export ") for line in done.stdout.splitlines() if "export" in line}
-    assert exported == set(role.env) | ({"OMP_NUM_THREADS"} if profile.platform == "cpu" else set())
+    assert exported == set(role.env) | (set(cores.variables(ranks)) if profile.platform == "cpu" else set())
     checked = subprocess.run(["sh", "-n"], input=done.stdout, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 

@@ -1,4 +1,4 @@
-"""The root cause in the log of a server that did not start."""
+"""The root cause in the log of a server that failed."""
 
 from __future__ import annotations
 
@@ -52,10 +52,16 @@ def test_the_first_error_that_is_not_about_another_one(lines: list[str], cause: 
     ],
 )
 def test_want_of_memory_is_named(code: int, line: str) -> None:
-    why, fix = explained(code, [TRACE, line])
+    _, why, fix = explained(code, [TRACE, line])
     assert "out of memory" in why and "--max-model-len" in fix
 
 
+def test_a_process_of_the_engine_died() -> None:
+    line = ENGINE + "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor."
+    how, why, _ = explained(0, [line, ENGINE + TRACE, ENGINE + "RuntimeError: cancelled", "INFO: 500"])
+    assert how == "exit code 0" and why.startswith("VllmWorker-1 died, as when the kernel")
+
+
 def test_other_ends_only_quote_the_cause() -> None:
-    assert explained(3, [TRACE, "KeyError: 'x'"]) == ("exit code 3 before it answered: KeyError: 'x'", "")
-    assert explained(-15, []) == ("signal SIGTERM before it answered: no output", "")
+    assert explained(3, [TRACE, "KeyError: 'x'"]) == ("exit code 3", "KeyError: 'x'", "")
+    assert explained(-15, []) == ("signal SIGTERM", "no output", "")

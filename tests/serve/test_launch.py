@@ -103,23 +103,28 @@ def test_one_cpu_of_each_core_within_the_quota(
     monkeypatch.setattr(cgroups, "_OWN", tmp_path / "own")
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path / "topology")
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: allowed)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert cores.physical_cores() == expected
     assert cores.thread_groups(1) == ",".join(map(str, expected))
 
 
 def test_cores_are_split_among_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 4, 5])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert cores.thread_groups(2) == "0,1|4,5" and cores.thread_groups(4) == "0|1|4|5"
     with pytest.raises(ConfigError, match="5 ranks of tensor parallel on 4 cores"):
-        cores.thread_groups(5)
+        cores.refuse_ranks_without_core(5)
     for cpu in (0, 1, 4, 5):  # as some machines number them
         (tmp_path / f"cpu{cpu}" / f"node{cpu % 2}").mkdir(parents=True)
     monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
     assert cores.thread_groups(2) == "0,4|1,5"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cores.thread_groups(2) == "0|1"
 
 
 def test_ranks_are_bound_to_their_cores(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cores.BIND, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 2, 3])
     assert build_command(directory, ["--tensor-parallel-size", "2"])[0][cores.BIND] == "0,1|2,3"
     assert cores.BIND not in build_command(directory, [])[0]
@@ -187,11 +192,31 @@ def test_directories_without_a_checkpoint(directory: Path, tmp_path: Path) -> No
         build_command(directory, [])
 
 
-def test_what_would_fail_late_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tensor_parallel_size=3"], r"size 3: num_attention_heads 2 of config.json does not divide into 3 equal"),
+        (["-tp", "2"], "2 ranks of tensor parallel on 1 core$"),
+        (["-tp", "0"], "--tensor-parallel-size"),
+        (["-tp", "-2"], "--tensor-parallel-size"),
+        (["-tp", "two"], "--tensor-parallel-size"),
+        (["-dp", "2"], "--data-parallel-size is not implemented for the CPU"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not implemented for the CPU"),
+        (["-tp", "2", "-dcp", "2"], "--decode-context-parallel-size is not implemented for the CPU"),
+        (["-tp", "2", "--enable-expert-parallel"], "--enable-expert-parallel is not implemented for the CPU"),
+    ],
+)
+def test_ranks_that_cannot_be(flags: list[str], message: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
-    monkeypatch.setattr(cores, "physical_cores", lambda: [0, 1, 2])
-    with pytest.raises(ConfigError, match=r"size 3: num_attention_heads 2 of config.json does not divide into 3 equal"):
-        launch.serve(directory, ["--tensor_parallel_size=3"])
+    monkeypatch.setattr(launch.os, "execvpe", lambda *_: pytest.fail("must not start"))
+    monkeypatch.setattr(cores, "physical_cores", lambda: [0])
+    with pytest.raises(ConfigError, match=message) as caught:
+        launch.serve(directory, flags)
+    assert caught.value.exit_code == 2
+
+
+def test_a_port_in_use_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):

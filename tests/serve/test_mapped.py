@@ -150,3 +150,20 @@ def test_a_rank_keeps_its_rows_in_the_file(directory: Path) -> None:
     assert part.data_ptr() == whole[256:].data_ptr() and not copied
     loader(other, whole)
     assert copied == [whole]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_adds_the_bias(rank: int) -> None:
+    """The ranks' results of o_proj are added, and so would be W8A8's bias of each."""
+    pytest.importorskip("vllm")
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    from glm5_ascend.serve.plugin.linear import W8A8StaticLinear
+
+    layer = RowParallelLinear.__new__(RowParallelLinear)
+    torch.nn.Module.__init__(layer)
+    layer.tp_rank, bias = rank, torch.tensor([1, 2], dtype=torch.int32)
+    layer.weight, layer.deq_scale, layer.input_scale, layer.input_offset = torch.zeros(4, 2, 2).unbind()
+    layer.quant_bias = bias
+    used = W8A8StaticLinear("o_proj").weights(layer).quant_bias
+    assert used is not None and torch.equal(used, (1 - rank) * bias)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 import torch
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.tensor_parallel import require_even_split
+from tests.support.command import environment
+from tests.support.server_process import wait_until_healthy
 from tests.support.tiny_model import tiny_config
 
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
+#: Difference of the two best log-probabilities below which the ranks' noise may choose the other token.
+NEAR_TIE = 0.25
 
 
 @pytest.mark.parametrize(
@@ -34,40 +48,28 @@ def test_what_must_divide(ranks: int, change: dict[str, Any], message: str) -> N
         require_even_split(config, ranks)
 
 
-def kl_of(scores: list[list[list[list[float]]]]) -> torch.Tensor:
-    """KL of the second run to the first at each token."""
-    one, two = (torch.cat([torch.tensor(prompt) for prompt in run]).double() for run in scores)
-    return (one.exp() * (one - two)).sum(-1)
-
-
 @pytest.mark.server
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("checkpoint", "engine", "largest"),
-    [
-        ("quantized_checkpoint", {"dtype": "float32", "quantization": "ascend"}, 0.3),
-        ("float_checkpoint", {"dtype": "float32"}, 1e-6),
-    ],
-)
-def test_logits(
-    checkpoint: str, engine: dict[str, Any], largest: float, request: pytest.FixtureRequest, run_engine: Any,
-    prompts: list[list[int]],
-) -> None:  # fmt: skip
+def test_logits(float_checkpoint: Path, run_engine: Any, prompts: list[list[int]]) -> None:
+    """In fp32 only the order of additions differs."""
     pytest.importorskip("vllm")
-    job: dict[str, Any] = {"model": str(request.getfixturevalue(checkpoint)), "max_logprobs": -1, **engine}
-    scores = [
-        run_engine(engine=job | {"tensor_parallel_size": n}, prompts=prompts[:3], new_tokens=4, score=True)["scores"]
+    engine = {"model": str(float_checkpoint), "dtype": "float32", "max_logprobs": -1}
+    one, two = (
+        torch.tensor(
+            run_engine(engine=engine | {"tensor_parallel_size": n}, prompts=prompts[2:3], new_tokens=1, score=True)[
+                "scores"
+            ][0]
+        ).double()
         for n in (1, 2)
-    ]
-    kl = kl_of(scores)
-    print(f"two ranks: KL to one rank {float(kl.mean()):.2g}, at most {float(kl.max()):.2g}")
-    assert float(kl.mean()) < largest
+    )
+    kl = (one.exp() * (one - two)).sum(-1)
+    assert float(kl.mean()) < 1e-6
 
 
 @pytest.mark.server
 @pytest.mark.long
-@pytest.mark.parametrize("drafts", [False, True])
-def test_greedy_answers_of_the_trained_model(drafts: bool, run_engine: Any, rotated_checkpoint: Path) -> None:
+def test_greedy_answers_and_the_end_of_all_processes(rotated_checkpoint: Path, run_engine: Any, tmp_path: Path) -> None:
+    """The trained model with drafts; then one rank is killed while the other waits for it in compiled code."""
     pytest.importorskip("vllm")
     from transformers import AutoTokenizer
 
@@ -75,21 +77,66 @@ def test_greedy_answers_of_the_trained_model(drafts: bool, run_engine: Any, rota
     from benchmarks.training.held_out import held_out_questions
 
     tokenizer = AutoTokenizer.from_pretrained(rotated_checkpoint, trust_remote_code=False)
-    prompts = prompts_of(tokenizer, held_out_questions(seed=5, n=42))
-    engine: dict[str, Any] = {"model": str(rotated_checkpoint), "quantization": "ascend"}
-    if drafts:
-        engine["speculative_config"] = DRAFTS
-    one, two = (
-        run_engine(engine=engine | {"tensor_parallel_size": n}, prompts=prompts, new_tokens=64, ends=True)
-        for n in (1, 2)
-    )
-    pairs = list(zip(one["passes"][0], two["passes"][0], strict=True))
-    different = [pair for pair in pairs if pair[0]["tokens"] != pair[1]["tokens"]]
-    print([(a["tokens"], b["tokens"], a["gaps"]) for a, b in different])
-    assert not different
-    logprobs = ([p for answer in run["passes"][0] for p in answer["logprobs"]] for run in (one, two))
-    before, after = map(torch.tensor, logprobs)
-    apart = before - after
-    mean, most = float(apart.abs().mean()), float(apart.abs().max())
-    print(f"two ranks: log-probabilities differ by {mean:.2g}, at most {most:.2g}")
-    assert mean < 0.01
+    prompts = prompts_of(tokenizer, held_out_questions(seed=5, n=28))
+    engine = {"model": str(rotated_checkpoint), "quantization": "ascend", "speculative_config": DRAFTS}
+    one = run_engine(engine=engine, prompts=prompts, new_tokens=48, ends=True)["passes"][0]
+    with two_ranks(rotated_checkpoint, tmp_path) as (process, url, family):
+        request = {"prompt": prompts, "max_tokens": 48, "temperature": 0, "logprobs": 0, "return_token_ids": True}
+        two = sorted(json.loads(post(url, request))["choices"], key=lambda choice: choice["index"])
+        assert 'spec_decode_num_accepted_tokens_total{engine="0"' in urlopen(f"{url}/metrics").read().decode()
+        ranks = [member for member in family if "Worker_TP" in member.name()]
+        assert len(ranks) == 2
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(post, url, {"prompt": "1 2 3", "max_tokens": 1500, "ignore_eos": True})
+            time.sleep(1)
+            ranks[1].kill()
+            assert isinstance(asked.exception(), OSError)
+        assert process.wait(timeout=300) == 3
+        assert not psutil.wait_procs(family, timeout=10)[1]
+    ready, error, _ = (tmp_path / "out").read_text().splitlines()[-3:]
+    assert "  2 x 1 thread, cache 2 x 1.1 GB, context 2048  " in ready
+    assert error.startswith("error: the server ended with exit code 0: VllmWorker-1 died, ")
+    require_equal_answers(one, two)
+
+
+def require_equal_answers(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
+    """Require equal tokens where one rank's choice is no near tie.
+
+    The ranks' scales move a log-probability by up to 0.06, and logits in bf16 are multiples of 0.06 or 0.12.
+    """
+    certain = [(a, b) for a, b in zip(one, two, strict=True) if min(a["gaps"]) > NEAR_TIE]
+    assert len(certain) >= 0.8 * len(one)
+    assert [a["tokens"] for a, _ in certain] == [b["token_ids"] for _, b in certain]
+    apart = torch.cat(
+        [torch.tensor(a["logprobs"]) - torch.tensor(b["logprobs"]["token_logprobs"]) for a, b in certain]
+    ).abs()
+    print(f"two ranks: log-probabilities differ by {float(apart.mean()):.2g}, at most {float(apart.max()):.2g}")
+    assert float(apart.mean()) < 0.01 and float(apart.max()) < NEAR_TIE
+
+
+@contextlib.contextmanager
+def two_ranks(checkpoint: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, list[psutil.Process]]]:
+    """`serve` with two ranks and drafts, its address and all its processes; what it prints is in the file `out`."""
+    port, family = free_port(), list[psutil.Process]()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(checkpoint), "--port", str(port), "--skip-verify"]
+    command += ["--log", str(folder / "log"), "--", "--tensor-parallel-size", "2"]
+    command += ["--speculative-config", json.dumps(DRAFTS)]
+    with (folder / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment())
+    try:
+        wait_until_healthy(f"{url}/health", process, folder / "out")
+        family += psutil.Process(process.pid).children(recursive=True)
+        yield process, url, family
+    finally:
+        process.kill()
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
+def post(url: str, request: dict[str, Any]) -> bytes:
+    """The server's answer to a completion request."""
+    body = json.dumps({"model": "glm-5"} | request).encode()
+    with urlopen(Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})) as answer:
+        return bytes(answer.read())

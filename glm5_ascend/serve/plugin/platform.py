@@ -12,7 +12,7 @@ from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.cores import BIND, physical_cores
 from glm5_ascend.serve.plugin import sampling
-from glm5_ascend.serve.tensor_parallel import require_even_split
+from glm5_ascend.serve.tensor_parallel import OTHER_RANKS, require_even_split
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -98,11 +98,9 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise `ConfigError` for settings that give wrong numbers or are not implemented."""
     parallel = vllm_config.parallel_config
     require_even_split(vllm_config.model_config.hf_text_config.to_dict(), parallel.tensor_parallel_size)
-    if parallel.data_parallel_size != 1 or parallel.enable_expert_parallel:
-        raise ConfigError(
-            "data parallel and expert parallel are not implemented for the CPU",
-            "use --tensor-parallel-size, which splits every expert, or several servers",
-        )
+    others = parallel.data_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
+    if others != (1, 1, 1) or parallel.prefill_context_parallel_size != 1 or parallel.enable_expert_parallel:
+        raise ConfigError("data, pipeline, context and expert parallel are not implemented for the CPU", OTHER_RANKS)
     int8_caches(vllm_config)
     if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
         raise ConfigError(
