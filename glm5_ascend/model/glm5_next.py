@@ -229,6 +229,7 @@ GLM5_NEXT = ModelSpec(
     # msModelSlim's names, which vllm-ascend reads, too (`hf_to_vllm_mapper`).
     spellings={".self_attn.forget_gate.": ".self_attn.", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_"},
     type_aliases=(_LANGUAGE, "model."),
+    sglang_keys=(("first_k_dense_replace",), ("mhc",), ("linear_attn_config", "kda_layers")),
     processor_files=("processor_config.json", "preprocessor_config.json"),
     token_keys=(
         "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id",

@@ -164,13 +164,13 @@ class ModelSpec:
         defaults: transformers' values of keys that config.json may leave out; outputs state them for other engines.
         vision_defaults: the same in `vision_config`.
         groups: keys of config.json that hold several others, by their names inside and outside; the inside counts.
-        more_sizes: further keys that must be integers > 0, fields of `ModelConfig`.
-        more_numbers: further keys that must be numbers, fields of `ModelConfig`.
+        more_sizes, more_numbers: further keys that must be integers > 0, or numbers; fields of `ModelConfig`.
         stated: keys that must have this value, because engines take another without them, and what they would compute.
         dense_key: the key that vLLM reads instead of `mlp_layer_types`; None if it reads those.
         shared_indexers: a layer may work on the positions that an earlier layer's indexer selects.
         attention_kinds: values of `layer_types`, and the kind of attention that each means; empty without that key.
         spellings: parts of tensor names as another writer spells them, and as the tables do.
+        sglang_keys: paths of keys for which SGLang has another default than transformers, or none.
         type_aliases: (prefix of module names, what SGLang has in its place when it looks for a module's type).
         tower: weights beside the language model.
         processor_files: files that turn images into the tower's input; one of them is needed.
@@ -231,6 +231,7 @@ class ModelSpec:
     attention_kinds: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     type_aliases: tuple[str, str] = ("", "")
+    sglang_keys: tuple[tuple[str, ...], ...] = ()
     tower: Tower | None = None
     processor_files: tuple[str, ...] = ()
     token_keys: tuple[str, ...] = ()

@@ -58,6 +58,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
     if engine is ServingEngine.sglang:
         _sglang_types(checked, report)
         _sglang_names(checked, report)
+        _sglang_config(checked, report)
         notes = _sglang_notes(checked)
     else:
         report.findings = [
@@ -114,6 +115,24 @@ def _sglang_names(checked: Checked, report: Report) -> None:
             file=DESCRIPTION_NAME,
             fix="quantize again: the description has both names",
         )
+
+
+def _sglang_config(checked: Checked, report: Report) -> None:
+    """Report keys of config.json without which SGLang builds other layers, and integers that end its start."""
+    raw, spec = checked.checkpoint.raw, checked.checkpoint.config.spec
+    fix = "state it in text_config of the source's config.json, and quantize again"
+    for path in spec.sglang_keys:
+        inside = raw if len(path) == 1 else raw.get(path[0])
+        if isinstance(inside, dict) and path[-1] not in inside:
+            why = f"{'.'.join(path)} is missing: SGLang has another default than transformers (configs/glm5_next.py)"
+            report.error("engine.config", why, file="config.json", fix=fix)
+    numbers = {key: raw.get(key) for key in spec.more_numbers} | {
+        f"vision_config.{key}": (raw.get("vision_config") or {}).get(key) for key in spec.more_numbers
+    }
+    for key, value in numbers.items():
+        if type(value) is int:
+            why = f"{key} is {value}: SGLang's transformers takes {float(value)} only, and the start ends"
+            report.error("engine.config", why, file="config.json", fix=fix)
 
 
 def _sglang_notes(checked: Checked) -> list[EngineNote]:

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.contract.support.loaded import Checkpoint
 from tests.contract.support.sglang import SGLang, error_of, require
 from tests.contract.support.sglang_loaded import SGLangModel, models
-from tests.support.tiny_flash import write_tiny_flash
+from tests.support.tiny_flash import with_floats, write_tiny_flash
 from tests.verify.support.editor import Checkpoint as Editor
 
 pytestmark = pytest.mark.contract
 CASES = ("flash-w4a8", "flash-w8a8")
+KEYS = ("first_k_dense_replace", "mhc", "kda_layers")
 ONE_NAME = "types under the tensors' names only"
 LAYERS = "model.language_model.layers."
 #: Of the MTP layer: the draft shares the target's.
@@ -31,11 +33,7 @@ DESCRIPTION = "quant_model_description.json"
 
 @pytest.fixture(scope="module")
 def checkpoints(tiny_quantized: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    source = write_tiny_flash(tmp_path_factory.mktemp("flash") / "source")
-    text = (source / "config.json").read_text()
-    for key, value in {"swiglu_limit": 10, "gate_lower_bound": -5}.items():  # transformers 5.19 takes no integers here
-        text = text.replace(f'"{key}": {value}', f'"{key}": {value}.0')
-    (source / "config.json").write_text(text)
+    source = with_floats(write_tiny_flash(tmp_path_factory.mktemp("flash") / "source"))
     return {recipe: tiny_quantized(recipe, source) for recipe in CASES}
 
 
@@ -47,9 +45,19 @@ def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pyte
     described = json.loads((one_name / DESCRIPTION).read_text())
     remaining = {key: kind for key, kind in described.items() if not key.startswith("model.layers.")}
     (one_name / DESCRIPTION).write_text(json.dumps(remaining))
-    jobs = checkpoints | {ONE_NAME: one_name}
+    jobs = checkpoints | {ONE_NAME: one_name} | {key: without(key, checkpoints, folder) for key in KEYS}
     sglang.run([{"do": "load", "checkpoint": path, "out": folder / name} for name, path in jobs.items()], folder)
     return {name: folder / name for name in jobs}
+
+
+def without(key: str, checkpoints: dict[str, Path], folder: Path) -> Path:
+    """A copy whose config.json lacks a key of `text_config`, or of its linear_attn_config."""
+    out = Path(shutil.copytree(checkpoints["flash-w4a8"], folder / f"no-{key}"))
+    config = json.loads((out / "config.json").read_text())
+    config["text_config"].pop(key, None)
+    config["text_config"]["linear_attn_config"].pop(key, None)
+    (out / "config.json").write_text(json.dumps(config))
+    return out
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,6 +98,15 @@ def test_without_its_names_the_start_ends(results: dict[str, Path]) -> None:
     """`verify --engine sglang` says it before (`engine.names`)."""
     error = error_of(results[ONE_NAME])
     assert error is not None and "Missing ModelSlim MoE quantization description for layer model.layers.1.mlp" in error
+
+
+def test_what_it_builds_without_keys_that_transformers_leaves_out(results: dict[str, Path]) -> None:
+    """`verify --engine sglang` says it before (`engine.config`): two of the three start, and are another model."""
+    assert "KeyError: 'kda_layers'" in str(error_of(results["kda_layers"]))
+    names = {key: load_file(require(results[key]) / "target-before.safetensors").keys() for key in ("mhc", KEYS[0])}
+    assert not any("hc_" in name for name in names["mhc"])  # one residual stream
+    experts = {name.split(".")[2] for name in names["first_k_dense_replace"] if ".experts." in name}
+    assert experts == {"3"}  # layers 1 and 2 became dense
 
 
 def test_another_file_is_found(checkpoints: dict[str, Path], results: dict[str, Path], tmp_path: Path) -> None:

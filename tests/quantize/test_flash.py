@@ -15,7 +15,13 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.fidelity import evaluate
 from glm5_ascend.verify import verify
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_flash import as_msmodelslim, rename_as_msmodelslim, tiny_flash_config, write_tiny_flash
+from tests.support.tiny_flash import (
+    as_msmodelslim,
+    rename_as_msmodelslim,
+    tiny_flash_config,
+    with_floats,
+    write_tiny_flash,
+)
 from tests.support.tiny_model import write_tiny_model
 
 Quantized = Callable[..., Path]
@@ -234,10 +240,11 @@ def test_vllm_ascend_of_the_right_line_is_named(tiny_quantized: Quantized, tiny_
 
 
 def test_sglang_finds_every_type_under_its_own_name(
-    tiny_quantized: Quantized, tiny_flash: Path, editable: Callable[[Path], Path]
+    tiny_quantized: Quantized, editable: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     """SGLang's modules are model.layers.N; other writers have types under the names of the tensors only."""
-    out = editable(tiny_quantized("flash-w4a8", tiny_flash))
+    source = with_floats(write_tiny_flash(tmp_path / "source"))
+    out = editable(tiny_quantized("flash-w4a8", source))
     report = verify(out, engine="sglang", deep=False)
     assert report.ok and not report.findings, "\n".join(report.lines())
     path = out / "quant_model_description.json"
@@ -247,6 +254,19 @@ def test_sglang_finds_every_type_under_its_own_name(
     path.write_text(json.dumps({key: kind for key, kind in described.items() if key not in aliases}))
     (finding,) = verify(out, engine="sglang", deep=False).findings
     assert finding.id == "engine.names" and verify(out, deep=False).ok
+
+
+def test_keys_that_sglang_needs(tiny_quantized: Quantized, tmp_path: Path) -> None:
+    """A config.json as transformers saves it, and one with integers, end its start or build other layers."""
+    groups = {
+        "linear_attn_config": {"num_heads": 2, "head_dim": 128, "gate_lower_bound": -5, "short_conv_kernel_size": 4}
+    }
+    source = write_tiny_flash(tmp_path / "source", first_k_dense_replace=None, mhc=None, **groups)
+    findings = verify(tiny_quantized("flash-w4a8", source), engine="sglang", deep=False).findings
+    assert {finding.id for finding in findings} == {"engine.config"}
+    messages = " ".join(finding.message for finding in findings)
+    for word in ("first_k_dense_replace", "mhc", "kda_layers", "swiglu_limit is 10", "vision_config.swiglu_limit"):
+        assert word in messages
 
 
 def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, tiny_flash: Path) -> None:

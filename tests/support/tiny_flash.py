@@ -96,6 +96,13 @@ def tiny_flash_config(**overrides: Any) -> dict[str, Any]:
     }
 
 
+def with_floats(checkpoint: Path) -> Path:
+    """Write some integers of config.json as 10.0: transformers 5.19, and with it SGLang, refuses integers there."""
+    path = checkpoint / "config.json"
+    path.write_text(re.sub(r'("(?:swiglu_limit|gate_lower_bound)": -?\d+)(?=[,\s}])', r"\1.0", path.read_text()))
+    return checkpoint
+
+
 def as_msmodelslim(name: str) -> str:
     """Return a tensor's name as msModelSlim writes it."""
     for pattern, replacement in _MSMODELSLIM:
