@@ -26,7 +26,7 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.cores import BIND
 from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
-from glm5_ascend.serve.memory import cache_bytes
+from glm5_ascend.serve.memory import FROM_DISK, cache_bytes
 from glm5_kernels.registry import cache
 
 #: Seconds that running requests have to end after the first Ctrl-C.
@@ -101,12 +101,17 @@ def _wait_and_report(process: subprocess.Popen[bytes], command: ServerCommand, l
         wait_until_ready(process, url, log, start, on_wait=show_stage)
     name = value_of(argv, "--served-model-name") or value_of(argv, "--model")
     chat = "glm5-ascend chat" + ("" if url == "http://127.0.0.1:8000" else f" {url}")
-    words = [f"ready: {url}/v1", f"model {name}", *filter(None, [", ".join(_limits(command))]), f"({chat})"]
+    words = [
+        f"ready: {url}/v1",
+        f"model {name}",
+        *filter(None, [", ".join(_limits(command, _text(log, start)))]),
+        f"({chat})",
+    ]
     print("  ".join(words), flush=True)
 
 
-def _limits(command: ServerCommand) -> Iterator[str]:
-    """Threads, cache and context of a server on a CPU, as far as they are stated; "2 x " of what each rank has."""
+def _limits(command: ServerCommand, log: str) -> Iterator[str]:
+    """Threads, cache and context of a server on a CPU ("2 x " of what each rank has), and where its weights are."""
     context, groups = value_of(command.argv, "--max-model-len"), command.env.get(BIND, "").split("|")
     if on_ascend():
         return
@@ -118,6 +123,8 @@ def _limits(command: ServerCommand) -> Iterator[str]:
         yield f"cache {times}{size / 1e9:.1f} GB"
     if context:
         yield f"context {context}"
+    if FROM_DISK in log:
+        yield "weights read from disk"
 
 
 def wait_until_ready(

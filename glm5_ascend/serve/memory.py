@@ -20,6 +20,8 @@ from glm5_ascend.serve.tensor_parallel import ranks_of
 _PROCESSES, _WORKER = 1_500_000_000, 700_000_000
 #: vLLM's defaults of a server on a CPU: tokens of a step, and sequences.
 _TOKENS, _SEQUENCES = 2048, 128
+#: What the engine says when it has found that the checkpoint's files do not fit into the memory.
+FROM_DISK = "the weights do not fit into the memory: each step reads them from the disk"
 _CACHE = "VLLM_CPU_KVCACHE_SPACE"
 #: A context that a server has even where the memory is short, and a block of the cache, in tokens.
 _SHORT_CONTEXT, _BLOCK = 8192, 64

@@ -1,11 +1,15 @@
-"""A hollow checkpoint (benchmarks/tools/make_model.py): zeros of any size, which `serve` takes as if quantized."""
+"""Checkpoints of zeros, of any size: complete as if quantized, and served with less memory than they have."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from benchmarks.tools.limited_server import control_group
 from glm5_ascend.verify import verify
 from tests.support.command import ROOT, environment
 
@@ -19,3 +23,18 @@ def test_a_hollow_checkpoint_is_complete(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("model/*") if path.suffix == ".json"} >= {
         "config.json", "tokenizer.json", "quant_model_description.json", "glm5_ascend_provenance.json",
     }  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.server
+def test_a_server_with_less_memory_than_weights(tmp_path: Path) -> None:
+    """Real widths, few layers: the script checks tokens, MTP, where weights are read from, anonymous memory, Ctrl-C."""
+    pytest.importorskip("vllm")
+    with control_group(6 * 10**9) as members:
+        if members is None:
+            pytest.skip("no control group with a limit of memory can be made here (root?)")
+    with tempfile.TemporaryDirectory(dir=tmp_path) as work:
+        command = [sys.executable, ROOT / "benchmarks/bench_hollow.py", work, "--layers", "4", "--memory", "6"]
+        done = subprocess.run([*command, "--prompt", "300"], capture_output=True, text=True, env=environment())
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0 and "ok: all checks passed" in done.stdout, done.stderr

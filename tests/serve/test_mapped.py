@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from glm5_ascend.serve.memory import FROM_DISK
 from glm5_ascend.serve.plugin import mapped_files
 
 
@@ -60,11 +64,17 @@ def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_files_that_fit_are_read_at_once(fits: bool, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped_files, "available", lambda: 10**12 if fits else 0)
+def test_files_that_fit_are_read_at_once(
+    fits: bool, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Weights and cache together must fit; the draft model follows the target."""
     tensor = load(directory, "whole")
-    mapped_files.read_ahead(directory, [tensor])
+    monkeypatch.setattr(mapped_files, "available", lambda: tensor.nbytes + 1000 + fits)
+    assert mapped_files.read_ahead(directory, [tensor], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
+    monkeypatch.setattr(mapped_files, "available", lambda: 10**12)
+    assert mapped_files.read_ahead(directory, [tensor]) == fits
+    assert capfd.readouterr().err == ("" if fits else 2 * f"{FROM_DISK}\n")
 
 
 @pytest.mark.parametrize("split", [0, 1])
@@ -97,26 +107,94 @@ def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
     assert len(copied) == 4
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
-    """Nothing by mapping a tensor, and `will_need` nothing around it; a plain access reads megabytes around."""
+@pytest.fixture
+def cold(tmp_path: Path) -> dict[str, torch.Tensor]:
+    """Mapped tensors a, b and c, 32 MiB each, of which nothing is in memory."""
     path = tmp_path / "model.safetensors"
-    save_file({name: torch.ones(2**25, dtype=torch.int8) for name in "ab"}, path)
+    save_file({name: torch.ones(2**25, dtype=torch.int8) for name in "abc"}, path)
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
-    tensor = dict(mapped_files.mapped_tensors(tmp_path, [("vLLM's", torch.ones(1))]))["b"]
-    if cached(tensor) > tensor.nbytes / 2:
+    tensors = dict(mapped_files.mapped_tensors(tmp_path, [("vLLM's", torch.ones(1))]))
+    if cached(tensors["b"]) > tensors["b"].nbytes / 2:
         pytest.skip("this file system keeps its files in memory")
-    assert cached(tensor) == 0
-    part = tensor[2**24 : 2**24 + 8192]
+    assert cached(tensors["b"]) == 0
+    return tensors
+
+
+def test_only_what_is_needed_is_read(cold: dict[str, torch.Tensor]) -> None:
+    """Nothing by mapping a tensor, and `will_need` nothing around it; a plain access reads megabytes around."""
+    part = cold["b"][2**24 : 2**24 + 8192]
     mapped_files.will_need([part])
     assert int(part.sum()) == 8192
-    assert 8192 <= cached(tensor) <= 8192 + 2 * mmap.PAGESIZE
+    assert 8192 <= cached(cold["b"]) <= 8192 + 2 * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("populate", [22, -1], ids=["now", "before Linux 5.14"])
+def test_a_reader_reads_the_next_step(
+    populate: int, cold: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the module that is called next, the first one's after the last, and nothing else."""
+    monkeypatch.setattr(mapped_files, "_MADV_POPULATE_READ", populate)
+    first, last = steps(cold, tmp_path)
+    first()
+    wait_until(lambda: cached(cold["b"]) > 2**25 - 2**14)
+    assert cached(cold["a"]) <= 2**22 and cached(cold["c"]) <= 2**22  # huge pages at the ends
+    last()
+    wait_until(lambda: cached(cold["a"]) > 2**25 - 2**14)
+    assert cached(cold["c"]) <= 2**22
+
+
+def test_what_does_not_fit_makes_room(
+    cold: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of every token stay as far as they fit into a third of the memory; experts leave after their step."""
+    monkeypatch.setattr(mapped_files, "available", lambda: 3 * 2**25 + 2**20)
+    first, last = steps(cold, tmp_path)
+    first()
+    last()
+    last.reader.read([cold["c"]])
+    wait_until(lambda: all(cached(cold[name]) > 2**25 - 2**22 for name in "abc"))
+    first()
+    wait_until(lambda: cached(cold["c"]) <= 2**22)
+    last()
+    first()
+    assert cached(cold["a"]) > 2**25 - 2**22
+
+
+def steps(tensors: dict[str, torch.Tensor], directory: Path) -> list[Any]:
+    """Modules with the weights a and b, which a reader follows; the second one has experts."""
+    modules: list[Any] = [torch.nn.Module(), torch.nn.Module()]
+    for module, name in zip(modules, "ab", strict=True):
+        module.weight = torch.nn.Parameter(tensors[name], requires_grad=False)
+        module.forward = lambda: None
+    modules[1].reader = None
+    reader = mapped_files.Reader(directory)
+    reader.follow(torch.nn.ModuleList(modules), [(module, module) for module in modules])
+    return modules
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_pieces_of_tensors(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """In the order of the tensors, cut at whole huge pages; neighbours together; nothing that is in no file."""
+    b, c = cold["b"], cold["c"]
+    pieces = list(mapped_files.Reader(tmp_path).pieces([c, b[:5000], torch.ones(2**23), b[5000 : 2**24], b[2**24 :]]))
+    last = max(index for index, (_, end) in enumerate(pieces) if end == c.data_ptr() + 2**25)
+    for part, tensor in ((pieces[: last + 1], c), (pieces[last + 1 :], b)):
+        assert part[0][0] == tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        assert part[-1][1] == tensor.data_ptr() + 2**25 and 8 <= len(part) <= 9
+        assert all(end == start and end % 2**22 == 0 for (_, end), (start, _) in itertools.pairwise(part))
 
 
 def test_float_experts() -> None:
-    """Each token's experts one after the other; a negative id is an expert of another rank."""
+    """Each token's experts one after the other, read in this order; a negative id is an expert of another rank."""
     pytest.importorskip("vllm")
     from glm5_ascend.serve.plugin.experts import FloatExperts
     from glm5_kernels.ops import LinearWeights
@@ -124,9 +202,12 @@ def test_float_experts() -> None:
     torch.manual_seed(0)
     experts = [[torch.randn(32, 64), torch.randn(32, 64), torch.randn(64, 32)] for _ in range(4)]
     x, weights, ids = torch.randn(5, 64), torch.rand(5, 2), torch.tensor([[0, 1], [3, 0], [1, 3], [0, 3], [-1, 1]])
-    layer = SimpleNamespace(operands=[[LinearWeights(part) for part in expert] for expert in experts])
+    read: list[torch.Tensor] = []
+    reader = SimpleNamespace(read=read.extend)
+    layer = SimpleNamespace(operands=[[LinearWeights(part) for part in expert] for expert in experts], reader=reader)
     method: Any = FloatExperts
-    out = method.apply(None, layer, x, weights, ids)
+    out = method.apply(method, layer, x, weights, ids)
+    assert [part.data_ptr() for part in read] == [part.data_ptr() for e in (0, 1, 3) for part in experts[e]]
     for token in range(5):
         expected = torch.zeros(64)
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):

@@ -5,6 +5,7 @@ The weights stay where the checkpoint's files are mapped (`loading.ExpertTensors
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
         rank, ranks = self.moe.tp_rank, self.moe.tp_size
         width = intermediate_size_per_partition * ranks
         layer.tensors = ExpertTensors(num_experts, hidden_size, width, self.scheme, rank, ranks)
+        layer.reader = None  # `mapped_files.Reader`, if the files do not fit into the memory
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.operands = layer.tensors.operands()
@@ -44,7 +46,16 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
     def apply(
         self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *args: Any, **kw: Any
     ) -> torch.Tensor:
+        if layer.reader is not None:
+            layer.reader.read(self.weights(layer, chosen_experts(topk_ids)))
         return ops.w4a8_moe(x, topk_weights, topk_ids, *layer.operands)
+
+    @staticmethod
+    def weights(layer: Any, experts: Iterable[int]) -> Iterator[torch.Tensor]:
+        """The weights of some experts, in the order of their products."""
+        w13, _, w2, _ = layer.operands
+        for expert in experts:
+            yield from (*w13.blocks[2 * expert : 2 * expert + 2], w2.blocks[expert])
 
 
 class Int4Experts(Int8Experts):
@@ -66,10 +77,22 @@ class FloatExperts(Int8Experts):
         self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *args: Any, **kw: Any
     ) -> torch.Tensor:
         out = torch.zeros(x.shape, dtype=torch.float32)
-        for expert in topk_ids[topk_ids >= 0].unique().tolist():  # negative: on another rank
+        if layer.reader is not None:
+            layer.reader.read(self.weights(layer, chosen_experts(topk_ids)))
+        for expert in chosen_experts(topk_ids):
             gate, up, down = layer.operands[expert]
             token, choice = torch.where(topk_ids == expert)
             rows = x[token]
             hidden = silu(ops.int8_linear(rows, gate)).mul_(ops.int8_linear(rows, up))
             out.index_add_(0, token, ops.int8_linear(hidden, down).float() * topk_weights[token, choice, None])
         return out.to(x.dtype)
+
+    @staticmethod
+    def weights(layer: Any, experts: Iterable[int]) -> Iterator[torch.Tensor]:
+        yield from (part.weight for expert in experts for part in layer.operands[expert])
+
+
+def chosen_experts(topk_ids: torch.Tensor) -> list[int]:
+    """The experts of all tokens, in order; a negative id is one of another rank."""
+    experts: list[int] = topk_ids[topk_ids >= 0].unique().tolist()
+    return experts

@@ -5,21 +5,34 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.serve.memory import available
+from glm5_ascend.serve.memory import FROM_DISK, available
 
-#: Linux's madvise: read soon; huge pages where the file system has them; read now (5.14 and later).
-_MADV_WILLNEED, _MADV_HUGEPAGE, _MADV_POPULATE_READ = 3, 14, 22
+#: Linux's madvise: nothing around is used; read soon; huge pages where the file system has them; take out of memory;
+#: read now (5.14 and later).
+_MADV_RANDOM, _MADV_WILLNEED, _MADV_HUGEPAGE, _MADV_PAGEOUT, _MADV_POPULATE_READ = 1, 3, 14, 21, 22
 _MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) .*? (?P<path>/.*\.safetensors)")
-
+#: A reader's threads, and the bytes of which each reads at a time: whole huge pages.
+_THREADS, _PIECE, _HUGE_PAGE = 8, 2**22, 2**21
 
 Weights = Iterable[tuple[str, torch.Tensor]]
+#: First and last address.
+Piece = tuple[int, int]
+#: A module that is called, and the module that has the weights of this call.
+Step = tuple[torch.nn.Module, torch.nn.Module]
+#: Directories whose weights do not fit into the memory.
+_FROM_DISK: set[Path] = set()
 
 
 def mapped_tensors(directory: Path, weights: Weights) -> Weights:
@@ -40,19 +53,134 @@ def mapped_tensors(directory: Path, weights: Weights) -> Weights:
             yield name, data.view(entry.dtype).view(entry.shape)
 
 
-def read_ahead(directory: Path, weights: Iterable[torch.Tensor], rank: int = 0, ranks: int = 1) -> None:
+def read_ahead(
+    directory: Path, weights: Iterable[torch.Tensor], rank: int = 0, ranks: int = 1, cache_bytes: int = 0
+) -> bool:
     """Ask Linux for huge pages of the mapped files of a directory, and read these weights if they fit into the memory.
 
     A page lies on the NUMA node of the process that reads it first: each rank of tensor parallel gives its rows here.
-    Where it has columns of all rows, it reads its share of the rows. A machine with less memory reads what it needs,
-    when it needs it. Other systems and older kernels ignore this.
+    Where it has columns of all rows, it reads its share of the rows. Other systems and older kernels ignore this.
+
+    Args:
+        cache_bytes: of each rank's keys and latents, which are not allocated yet.
+
+    Returns:
+        False, after `memory.FROM_DISK` was printed to stderr, if they do not fit, or those of an earlier model of the
+        same directory did not: the draft model follows the target.
     """
     for start, size in _mappings(directory.resolve()):
         _madvise()(start, size, _MADV_HUGEPAGE)
     parts = [weight if weight.is_contiguous() else weight.chunk(ranks)[rank] for weight in weights if weight.numel()]
-    if ranks * sum(map(_extent, parts)) < available():
+    fit = ranks * (sum(map(_extent, parts)) + cache_bytes) < available() and directory not in _FROM_DISK
+    if fit:
         for part in parts:
             _advise(part, _MADV_POPULATE_READ)
+    else:
+        _FROM_DISK.add(directory)
+        print(FROM_DISK, file=sys.stderr, flush=True)
+    return fit
+
+
+class Reader:
+    """Reads weights in mapped files before a step uses them, in large pieces and many at a time.
+
+    A product that touches what is not in memory waits for one page after the other, and leaves the disk's queue empty.
+    Where not even the weights that every token uses fit, Linux would take each away shortly before its next use. Then
+    some stay, and the rest makes room as soon as it was used.
+    """
+
+    def __init__(self, directory: Path, ranks: int = 1) -> None:
+        self._mappings, self._share = sorted(_mappings(directory.resolve())), available() // (3 * ranks)
+        for start, size in self._mappings:
+            # RANDOM: a huge page, and nothing behind it. Where there are none it would be a small page.
+            if not _madvise()(start, size, _MADV_HUGEPAGE):
+                _madvise()(start, size, _MADV_RANDOM)
+        # Experts are needed at once, and do not wait for what the next step needs.
+        self._now, self._next = (ThreadPoolExecutor(_THREADS, f"glm5-reader-{name}") for name in ("now", "next"))
+        self._experts: list[tuple[Future[None], Piece]] = []
+
+    def follow(self, model: torch.nn.Module, steps: Sequence[Step]) -> None:
+        """Read the weights of each step while the one before computes, and experts as soon as they are chosen.
+
+        Args:
+            steps: modules in the order of their calls, and the module that has the weights of each.
+        """
+        module: Any
+        for module in model.modules():
+            if hasattr(module, "reader"):
+                module.reader = self
+        # Weights are where they will be from the first call on.
+        plan = cache(lambda: self._plan([list(self.pieces(_weights(weights))) for _, weights in steps]))
+        for number, (called, _) in enumerate(steps):
+            called.register_forward_pre_hook(lambda *_, number=number: self._begin(*plan(), number))
+
+    def read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Begin to read those of the tensors that are in the files, in this order, up to a third of the memory.
+
+        A step of many tokens may use them slower than the disk reads, and more would take the place of unused ones.
+        """
+        left = self._share
+        for piece in self.pieces(tensors):
+            left -= piece[1] - piece[0]
+            if left < 0:
+                return
+            self._experts.append((self._now.submit(_read, piece), piece))
+
+    def _plan(self, steps: list[list[Piece]]) -> tuple[list[list[Piece]], list[list[Piece]]]:
+        """The pieces of each step, and those of them that make room after it."""
+        sizes = list(accumulate(sum(end - start for start, end in pieces) for pieces in steps))
+        self._makes_room = sizes[-1] > self._share
+        return steps, [pieces if size > self._share else [] for pieces, size in zip(steps, sizes, strict=True)]
+
+    def _begin(self, steps: list[list[Piece]], leaving: list[list[Piece]], number: int) -> None:
+        """Read what the step after this one uses; what the step before has used makes room."""
+        experts, self._experts = self._experts, []
+        if self._makes_room:
+            for future, _ in experts:
+                future.cancel()
+            self._next.submit(_make_room, [*leaving[number - 1], *(piece for _, piece in experts)])
+        for piece in steps[(number + 1) % len(steps)]:
+            self._next.submit(_read, piece)
+
+    def pieces(self, tensors: Iterable[torch.Tensor]) -> Iterator[Piece]:
+        """The pieces of tensors that are in the files, in their order; neighbours together."""
+        start = end = 0
+        for tensor in tensors:
+            first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            number = bisect(self._mappings, (first, sys.maxsize)) - 1
+            if number < 0 or first >= sum(self._mappings[number]):
+                continue
+            if not start <= first <= end + mmap.PAGESIZE:
+                yield from _cut(start, end)
+                start = end = first
+            end = max(end, tensor.data_ptr() + _extent(tensor))
+        yield from _cut(start, end)
+
+
+def _cut(start: int, end: int) -> Iterator[Piece]:
+    while start < end:
+        stop = min(end, start // _PIECE * _PIECE + _PIECE)
+        yield start, stop
+        start = stop
+
+
+def _read(piece: Piece) -> None:
+    start, end = piece
+    if _madvise()(start, end - start, _MADV_POPULATE_READ):
+        _madvise()(start, end - start, _MADV_WILLNEED)
+
+
+def _make_room(pieces: Iterable[Piece]) -> None:
+    for start, end in pieces:  # whole huge pages
+        start = start // _HUGE_PAGE * _HUGE_PAGE
+        _madvise()(start, -(-end // _HUGE_PAGE) * _HUGE_PAGE - start, _MADV_PAGEOUT)
+
+
+def _weights(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The weights of a module but those of routed experts, fused ones in their parts."""
+    for inside in module.modules():
+        yield from (parameter.data for parameter in inside.parameters(recurse=False))
+        yield from (part.weight for part in getattr(inside, "op_parts", ()))
 
 
 def will_need(tensors: Iterable[torch.Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
-from glm5_ascend.serve.plugin.mapped_files import mapped_tensors, read_ahead
+from glm5_ascend.serve.plugin.mapped_files import Reader, Step, mapped_tensors, read_ahead
 from glm5_ascend.serve.servable import topk_pattern
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
@@ -37,8 +37,14 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def read_weights(model: torch.nn.Module, seen: SeenTensors, directory: Path) -> None:
-    """Read this rank's part of the mapped weights before a token needs them (`mapped_files.read_ahead`)."""
+def read_weights(
+    model: torch.nn.Module, seen: SeenTensors, directory: Path, cache_bytes: int, steps: Sequence[Step]
+) -> None:
+    """Read this rank's part of the mapped weights before a token needs them: now, or in each step if they do not fit.
+
+    Args:
+        steps: modules of the model in the order of their calls, and the module that has the weights of each.
+    """
     weights = [
         weight
         for parameter in model.parameters()
@@ -46,7 +52,9 @@ def read_weights(model: torch.nn.Module, seen: SeenTensors, directory: Path) -> 
     ]
     for tensors in seen.experts.values():
         weights += [weight for part in tensors.weights.values() for weight in part.values()]
-    read_ahead(directory, weights, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    if not read_ahead(directory, weights, rank, ranks, cache_bytes):
+        Reader(directory, ranks).follow(model, steps)
 
 
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
@@ -59,6 +67,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
             config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
         keep_freed_memory()
         self.directory = Path(vllm_config.model_config.model)
+        self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         use_our_products(self)
 
@@ -66,7 +75,9 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
         loaded: set[str] = super().load_weights(seen)
         require_complete(self, seen)
-        read_weights(self, seen, self.directory)
+        layers = [(layer, layer) for layer in self.model.layers]
+        steps = [*layers, (self.logits_processor, self.lm_head)]
+        read_weights(self, seen, self.directory, self.cache_bytes, steps)
         return loaded
 
 
@@ -79,6 +90,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         self.directory = Path(vllm_config.model_config.model)
+        self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         description = getattr(vllm_config.quant_config, "description", None)
         self.is_rot_used = description is not None and description.is_rot_used
@@ -114,7 +126,9 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             loaded.add(ROT_NAME)
             self._keep_own_head(seen.names)
         require_complete(self, seen, is_draft=True)
-        read_weights(self, seen, self.directory)
+        (layer,) = self.model.layers.values()
+        steps = [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
+        read_weights(self, seen, self.directory, self.cache_bytes, steps)
         return loaded
 
     def _keep_own_head(self, tensors: set[str]) -> None:
