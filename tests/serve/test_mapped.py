@@ -67,10 +67,10 @@ def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
 def test_files_that_fit_are_read_at_once(
     fits: bool, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights and cache together must fit; the draft model follows the target."""
+    """Weights in files and the cache must fit together; the draft model follows the target."""
     tensor = load(directory, "whole")
     monkeypatch.setattr(mapped_files, "available", lambda: tensor.nbytes + 1000 + fits)
-    assert mapped_files.read_ahead(directory, [tensor], cache_bytes=1000) == fits
+    assert mapped_files.read_ahead(directory, [tensor, torch.ones(10**6)], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
     monkeypatch.setattr(mapped_files, "available", lambda: 10**12)
     assert mapped_files.read_ahead(directory, [tensor]) == fits

@@ -68,9 +68,11 @@ def read_ahead(
         False, after `memory.FROM_DISK` was printed to stderr, if they do not fit, or those of an earlier model of the
         same directory did not: the draft model follows the target.
     """
-    for start, size in _mappings(directory.resolve()):
+    mappings = sorted(_mappings(directory.resolve()))
+    for start, size in mappings:
         _madvise()(start, size, _MADV_HUGEPAGE)
-    parts = [weight if weight.is_contiguous() else weight.chunk(ranks)[rank] for weight in weights if weight.numel()]
+    files = [weight for weight in weights if weight.numel() and _inside(mappings, weight)]
+    parts = [weight if weight.is_contiguous() else weight.chunk(ranks)[rank] for weight in files]
     fit = ranks * (sum(map(_extent, parts)) + cache_bytes) < available() and directory not in _FROM_DISK
     if fit:
         for part in parts:
@@ -146,15 +148,19 @@ class Reader:
         """The pieces of tensors that are in the files, in their order; neighbours together."""
         start = end = 0
         for tensor in tensors:
-            first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-            number = bisect(self._mappings, (first, sys.maxsize)) - 1
-            if number < 0 or first >= sum(self._mappings[number]):
+            if not _inside(self._mappings, tensor):
                 continue
+            first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
             if not start <= first <= end + mmap.PAGESIZE:
                 yield from _cut(start, end)
                 start = end = first
             end = max(end, tensor.data_ptr() + _extent(tensor))
         yield from _cut(start, end)
+
+
+def _inside(mappings: Sequence[tuple[int, int]], tensor: torch.Tensor) -> bool:
+    number = bisect(mappings, (tensor.data_ptr(), sys.maxsize)) - 1
+    return number >= 0 and tensor.data_ptr() < sum(mappings[number])
 
 
 def _cut(start: int, end: int) -> Iterator[Piece]:
