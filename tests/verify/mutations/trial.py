@@ -76,6 +76,7 @@ def belongs(finding: CheckpointFinding, where: Place) -> bool:
     """Return True if a finding is about the planted defect, or its module."""
     names = where.names | where.also
     modules = {module_of(name) for name in names if not name.endswith((".json", ".safetensors"))}
+    modules |= {module.replace("model.language_model.", "model.") for module in modules}  # where SGLang reads its type
     return bool({finding.tensor, finding.file} & names) or (
         finding.tensor is not None and module_of(finding.tensor) in modules
     )
