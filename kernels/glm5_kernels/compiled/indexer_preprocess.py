@@ -11,7 +11,7 @@ from numba import float32, int64
 from glm5_kernels.compiled.int8_quantize import FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rotation import Angles, rotate, rotate_halves
-from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, row_address, store_row_as
+from glm5_kernels.compiled.rows import RowAddress, load_row_as_fp32, matrix_address, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
 from glm5_kernels.compiled.threads import run_ranges
 from glm5_kernels.indexer_preprocess import IndexerPreprocess, reference
@@ -44,7 +44,7 @@ def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
     if not _is_compiled(q, k, k_cache):
         return reference.indexer_preprocess(operands)
     out, slots = torch.empty(q.shape, dtype=q.dtype), slot_mapping.long().contiguous()
-    rows = Rows(row_address(q), row_address(out), row_address(k[None]), row_address(k_cache))
+    rows = Rows(row_address(q), row_address(out), matrix_address(k), row_address(k_cache))
     sizes = Sizes(q.shape[1], q.shape[2], k_cache.shape[1], int(interleaved), float(eps))
     norm = norm_weight.float().contiguous().numpy(), norm_bias.float().contiguous().numpy()
     run_ranges(_tokens, len(q), _TOKENS, rows, sizes, Angles.of(cos, sin), *norm, slots.numpy())

@@ -18,7 +18,7 @@ from glm5_kernels.compiled.amx import AMX_INT8, SIDE, TILE, LeftAt, OutAt, Right
 from glm5_kernels.compiled.int8_product import has_padding
 from glm5_kernels.compiled.int8_quantize import FLOATS, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
-from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, load_row_as_fp32, prefetch, row_address, turn
+from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, load_row_as_fp32, matrix_address, prefetch, turn
 from glm5_kernels.compiled.simd import FP32, I8, STEP, Lanes, aligned_fp32, i64_const, intrinsic
 from glm5_kernels.compiled.threads import run_ranges
 
@@ -114,7 +114,7 @@ def multiply(
             aligned_fp32(k // 4), aligned_fp32(SIDE * _PANEL_PITCH // 4), np.empty(SIDE * _SUMS_PITCH // 4, np.int32),
             aligned_fp32(TILE * SIDE),
         )  # fmt: skip
-        _multiply(first, last, parts, source, matrix, buffers, row_address(out[None]))
+        _multiply(first, last, parts, source, matrix, buffers, matrix_address(out))
 
     run_ranges(run, blocks * parts, 1)
     return out

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from glm5_kernels import int8
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.compiled.rows import RowAddress, row_address
+from glm5_kernels.compiled.rows import RowAddress, matrix_address
 from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, i64_const, intrinsic
 from glm5_kernels.compiled.threads import run_ranges
 
@@ -57,7 +57,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return int8.quantize_per_token(x)
     codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
     target = QuantizedRows(codes.numpy(), columns)
-    run_ranges(quantize_rows, rows, _rows_per_task(columns), row_address(x[None]), target, scale.numpy())
+    run_ranges(quantize_rows, rows, _rows_per_task(columns), matrix_address(x), target, scale.numpy())
     return codes, scale
 
 
@@ -67,7 +67,7 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
     if not takes_rows(x):
         return int8.quantize_per_tensor(x, scale, offset)
     codes = torch.empty(rows, columns, dtype=torch.int8)
-    source, target = row_address(x[None]), QuantizedRows(codes.numpy(), columns)
+    source, target = matrix_address(x), QuantizedRows(codes.numpy(), columns)
     constants = np.float32(float(scale)), np.float32(float(offset))
     run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *constants)
     return codes
@@ -82,7 +82,7 @@ def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | No
         return
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
     sums = Sums(y.data_ptr(), columns, factors, scale.data_ptr())
-    run_ranges(_scale_rows, rows, _rows_per_task(columns), sums, row_address(out[None]))
+    run_ranges(_scale_rows, rows, _rows_per_task(columns), sums, matrix_address(out))
 
 
 def takes_rows(x: torch.Tensor) -> bool:
