@@ -29,7 +29,7 @@ from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.layout import Engine as Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, draft_operators, step_operators
-from glm5_ascend.plan.workload import PUBLIC_ACCEPTANCE
+from glm5_ascend.plan.workload import tokens_per_step
 
 HERE = Path(__file__).parent
 #: Reads 1 GiB nine times and prints the best rate.
@@ -58,7 +58,7 @@ def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
 
 def real_model() -> dict[str, tuple[float, float]]:
     """Bytes and layers per token of one request of GLM-5, by way of serving."""
-    model, per_step = named("glm-5", "w4a8"), PUBLIC_ACCEPTANCE.tokens_per_step(1)
+    model, per_step = named("glm-5", "w4a8"), tokens_per_step(1, None)
     drafted = sum(planned_bytes(model, drafts=1).values()) / per_step, model.config.num_layers_with_mtp / per_step
     plain = sum(planned_bytes(model).values()), float(model.config.num_hidden_layers)
     return {"without MTP": plain, f"MTP, {per_step:.2f} tokens per step": drafted}

@@ -21,8 +21,19 @@ import numpy as np
 import yaml
 from tools import known_sizes
 
-from glm5_ascend.plan.constants import PRIORS, Constants, fitted, to_constants
-from glm5_ascend.plan.evidence import OUTPUTS, SLOPE, Case, cases, coordinates, distance, errors, fit
+from glm5_ascend.plan.evidence import (
+    OUTPUTS,
+    PRIORS,
+    SLOPE,
+    Case,
+    cases,
+    coordinates,
+    distance,
+    errors,
+    fit,
+    to_constants,
+)
+from glm5_ascend.plan.hardware import Constants, fitted
 
 FITTED = Path(__file__).parents[1] / "glm5_ascend" / "plan" / "data" / "fitted.yaml"
 #: Last date of the rows that the first fit sees. No number of GLM-5 on vllm-ascend is older than 2026-08-07.

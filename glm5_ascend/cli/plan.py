@@ -58,13 +58,13 @@ def run(options: PlanOptions, output: Output) -> int:
     report = plan(replace(options, html=None))
     report = replace(report, commands=plan_commands(report))
     if options.html is not None:
-        from glm5_ascend.plan.html import write
+        from glm5_ascend.plan.report import write
 
         write(report, Path(options.html))
     if output.json:
         print(json.dumps(report.to_dict()))
     else:
-        from glm5_ascend.plan.text import show
+        from glm5_ascend.plan.report import show
         from glm5_ascend.report.terminal import text_console
 
         show(report, text_console())
@@ -120,16 +120,17 @@ def measure(options: MeasureOptions, output: Output) -> int:
 
 def baselines(options: NoOptions, output: Output) -> int:
     """Compare the planner with every public result that it knows."""
-    from glm5_ascend.plan.constants import fitted
-    from glm5_ascend.plan.evidence import OUTPUTS, cases, predictions
+    from glm5_ascend.plan.evidence import cases, predictions
+    from glm5_ascend.plan.hardware import fitted
     from glm5_ascend.report.terminal import show
 
     rows = []
     for case, p in zip(cases(), predictions(cases(), fitted().constants), strict=True):
-        predicted = dict(zip(OUTPUTS, (p.output_per_second, p.ttft, p.tpot), strict=True))
         for name, value in case.measured.items():
             row = {"id": case.row.id, "source": case.row.source, "layout": str(case.layout), "output": name}
-            rows.append({**row, "measured": value, "predicted": float(f"{predicted[name]:.5g}"), "judged": case.judged})
+            rows.append(
+                {**row, "measured": value, "predicted": float(f"{getattr(p, name):.5g}"), "judged": case.judged}
+            )
     if output.json:
         answer = {"schema_version": 1, "command": "plan", "ok": True, "exit_code": 0}
         print(json.dumps(answer | {"fitted": fitted().model_dump(mode="json"), "rows": rows}))

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from glm5_ascend.errors import OutputError, PlanError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json, read_bytes
 from glm5_ascend.files.written import write_named
-from glm5_ascend.plan.constants import PRIORS, Constants, fitted
-from glm5_ascend.plan.evidence import Case, Row, errors, fit, make_case
-from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.data_files import read_option
+from glm5_ascend.plan.evidence import PRIORS, Case, Row, errors, fit, make_case
+from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
 
 #: Distance of a machine's constants from the public fit, as a share of the priors' spread.
 _TRUST = 0.5
@@ -71,30 +70,33 @@ def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibratio
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the row and the key.
     """
-    text = _text(path)
-    if text.lstrip()[:1] in ("{", "["):
-        rows = [{**setup, **run} for run in _results(path, text)]
-    else:
-        try:
+    text, rows = _text(path), list[dict[str, Any]]()
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            rows = [{**setup, **run} for run in read_results(path, text)]
+        else:
             rows = list(csv.DictReader(text.splitlines()))
-        except csv.Error as error:
-            raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
-    cases = tuple(_case(number, {"hardware": hardware, **row}) for number, row in enumerate(rows, 1))
+    except csv.Error as error:
+        raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
+    cases = []
+    for number, row in enumerate(rows, 1):
+        named = {"id": f"row {number}", "source": "own measurement", "hardware": hardware}
+        named |= {key: value for key, value in row.items() if value not in (None, "")}
+        tip = "columns are the keys of plan/data/baselines.yaml"
+        cases.append(make_case(read_option(f"calibrate: row {number}", Row, named, tip)))
+        if not cases[-1].measured:
+            raise PlanError(f"calibrate: row {number}: nothing measured", "out_tok_s, ttft_ms or tpot_ms")
     if not cases:
         raise PlanError(f"calibrate {path}: no rows", "a CSV with a header, or a benchmark's JSON")
     machine = load_hardware(hardware)
     before = machine.constants or fitted().constants
     after = fit(cases, before, _TRUST)
     changes = {"constants": after, "title": f"{machine.title}, calibrated"}
-    return Calibration(cases, before, after, machine.model_copy(update=changes))
+    return Calibration(tuple(cases), before, after, machine.model_copy(update=changes))
 
 
 def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
-    """Write a machine's description as YAML.
-
-    Raises:
-        OutputError: the file exists and `replace` is false, or it cannot be written.
-    """
+    """Write a machine's description as YAML; raises OutputError if the file exists, or cannot be written."""
     if path.exists() and not replace:
         raise OutputError(f"{path} exists already", "name another file, or remove it")
     text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
@@ -105,29 +107,6 @@ def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:
     write_named(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
 
 
-def _case(number: int, raw: Mapping[str, Any]) -> Case:
-    values = {key: value for key, value in raw.items() if value not in (None, "")}
-    try:
-        case = make_case(Row.model_validate({"id": f"row {number}", "source": "own measurement", **values}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        fix = "columns are the keys of plan/data/baselines.yaml"
-        raise PlanError(f"calibrate: row {number}: {key}: {first['msg']}", fix) from None
-    if not case.measured:
-        raise PlanError(f"calibrate: row {number}: nothing measured", "out_tok_s, ttft_ms or tpot_ms")
-    return case
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """Runs of a benchmark's JSON or JSON lines: workload, out_tok_s, ttft_ms and tpot_ms (None: not in the file).
-
-    Raises:
-        PlanError: the file cannot be read, or a value is missing or wrong; names the file, the line and the key.
-    """
-    return _results(path, _text(path))
-
-
 def _text(path: Path) -> str:
     try:
         return read_bytes(path, _MAX_BYTES, PlanError, _FORMATS).decode("utf-8-sig")
@@ -135,11 +114,19 @@ def _text(path: Path) -> str:
         raise PlanError(f"{path}: cannot be read: {error}", _FORMATS) from None
 
 
-def _results(path: Path, text: str) -> list[dict[str, Any]]:
-    """One object in the whole file, or one on each line, as SGLang's bench_serving appends them."""
-    lines, runs = text.splitlines(), []
+def read_results(path: Path, text: str | None = None) -> list[dict[str, Any]]:
+    """Runs of a benchmark's JSON or JSON lines: workload, out_tok_s, ttft_ms and tpot_ms (None: not in the file).
+
+    Args:
+        text: content of the file; None: read it.
+
+    Raises:
+        PlanError: the file cannot be read, or a value is missing or wrong; names the file, the line and the key.
+    """
+    text, runs = _text(path) if text is None else text, []
+    lines = text.splitlines()
     if len(lines) < 2 or not lines[0].rstrip().endswith("}"):
-        lines = [text]
+        lines = [text]  # one object in the whole file, or one on each line, as SGLang's bench_serving appends them
     for number, line in enumerate(lines, 1):
         name, problem = str(path) if len(lines) == 1 else f"{path}, line {number}", "not valid JSON: "
         if not line:
@@ -162,13 +149,13 @@ def _run(result: Mapping[str, Any]) -> dict[str, Any]:
         name = next((name for name in _NAMES[what] if name in result), "")
         entry = result.get(name)
         entry = entry.get("total") if isinstance(entry, dict) else entry
-        if entry is None and default is None:
-            raise ValueError(f"{_NAMES[what][0]} is missing")
         if entry is None:
-            return default or 0.0
+            if default is None:
+                raise ValueError(f"{_NAMES[what][0]} is missing")
+            return default
         try:
-            number = math.nan if isinstance(entry, bool) else float(str(entry).split()[0])
-        except (ValueError, IndexError):
+            number = math.nan if isinstance(entry, bool) else float(str(entry).partition(" ")[0])
+        except ValueError:
             number = math.nan
         if not 0 < number < math.inf:
             raise ValueError(f"{name} is {shown(entry)}, not above 0")

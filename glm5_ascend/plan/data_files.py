@@ -1,22 +1,25 @@
-"""YAML files of the planner: base classes of their schemas, and their paths."""
+"""YAML files and KEY=N options of the planner: base class and types of their values, and the reader of options."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import data_dir
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1_048_576)]
 Cache = Literal["none", "li", "li+sfa"]
-Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
+T = TypeVar("T")
+#: The type of an option's value, for pydantic; made once.
+adapter = functools.cache(TypeAdapter)
 
 
 class Keys(BaseModel):
@@ -30,29 +33,23 @@ def data_file(name: str) -> Path:
     return data_dir("plan/data") / name
 
 
-def key_values(option: str, text: str, keys: Collection[str]) -> dict[str, str]:
-    """Read `key=value,...`.
-
-    Raises:
-        PlanError: an unknown key.
-    """
-    pairs = [[part.strip() for part in item.partition("=")] for item in text.split(",")]
-    for key, _, _ in pairs:
-        if key not in keys:
-            raise PlanError(f"{option}: unknown key {key!r:.40}", f"known: {', '.join(keys)}")
-    return {key: value for key, _, value in pairs}
+def pairs(text: str) -> dict[str, str]:
+    """The keys and values of `key=value,...`."""
+    items = (item.partition("=") for item in text.split(","))
+    return {key.strip(): value.strip() for key, _, value in items}
 
 
-def number(option: str, key: str, text: str) -> float:
-    """Read a finite number.
-
-    Raises:
-        PlanError: names the option and the key.
-    """
+def read_option(option: str, kind: type[T], values: Mapping[str, Any], tip: str = "") -> T:
+    """A value of `kind` from keys and texts; raises PlanError, which names the option and the key."""
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise PlanError(f"{option}: {key}={text.strip()!r:.40} is not a number", "write it as in concurrency=32")
-    return value
+        return adapter(kind).validate_python(values)  # type: ignore[arg-type, no-any-return]
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "_".join(map(str, first["loc"])).removeprefix("decode_")
+        problem = f"{key}={str(first['input'])!r:.40}: {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            problem = f"unknown key {key!r:.40}"
+        elif first["type"] == "missing":
+            problem = f"{key}= is missing"
+        tip = tip or f"`glm5-ascend plan --help` has the keys of {option}"
+        raise PlanError(f"{option}: {problem}", tip) from None

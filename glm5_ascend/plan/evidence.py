@@ -10,21 +10,28 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.constants import Constants, Vector, fitted, to_constants, to_vector
 from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
-from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout, parse_layout
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.steps import Steps
 from glm5_ascend.plan.workload import Workload, parse_workload
 
+Vector = NDArray[np.float64]
 #: Outputs of a row: tokens per second of the deployment, and mean seconds of first and further tokens.
 OUTPUTS = ("tok_s", "ttft", "tpot")
+#: Typical value of each constant, and standard deviation of its logarithm: they decide what the data cannot separate.
+#: Shares: of large products and copies elsewhere; seconds: public step times without the bytes and operations.
+PRIORS = {
+    "memory": (0.6, 0.4), "compute": (0.25, 0.4), "graph_seconds": (2e-4, 0.7), "eager_seconds": (2e-3, 0.7),
+    "token_seconds": (3e-6, 1.0), "step_seconds": (5e-3, 0.7),
+}  # fmt: skip
 #: Expected error of a run's logarithm: the difference between two runs of the same layout.
 SIGMA = 0.12
 #: Half width of a difference quotient, in standardized logarithms: predictions have small jumps (whole pages).
@@ -82,12 +89,9 @@ class Case:
     def measured(self) -> dict[str, float]:
         """Published values by the names of OUTPUTS: output tokens per second, seconds."""
         row, load = self.row, self.workload
-        share = load.output / (load.prompt + load.output)
-        values = {
-            "tok_s": row.out_tok_s or (row.total_tok_s or 0.0) * share,
-            "ttft": (row.ttft_ms or 0.0) / 1e3, "tpot": (row.tpot_ms or 0.0) / 1e3,
-        }  # fmt: skip
-        return {name: value for name, value in values.items() if value}
+        speed = row.out_tok_s or (row.total_tok_s or 0.0) * load.output / (load.prompt + load.output)
+        values = speed, (row.ttft_ms or 0.0) / 1e3, (row.tpot_ms or 0.0) / 1e3
+        return {name: value for name, value in zip(OUTPUTS, values, strict=True) if value}
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -100,6 +104,11 @@ class Case:
     def judged(self) -> bool:
         """A row of vllm-ascend without contradictions: the planner's errors are counted on it."""
         return self.row.engine == "vllm-ascend" and self.row.weight >= JUDGED
+
+    @property
+    def whole(self) -> bool:
+        """A judged row of a whole model's throughput."""
+        return self.judged and self.row.layers is None and self.row.out_tok_s is not None
 
 
 def make_case(row: Row) -> Case:
@@ -116,19 +125,14 @@ def cases() -> tuple[Case, ...]:
 
 
 def predictions(cases: Sequence[Case], constants: Constants) -> list[Prediction]:
-    """Predict each case; rows of one model and machine share their steps.
-
-    Raises:
-        PlanError: a run does not fit the machine that it ran on, by the planner's memory.
-    """
+    """Predict each case; raises PlanError if a run does not fit its machine by the planner's memory."""
     steps, results = dict[tuple[int, str], Steps](), []
     for case in cases:
         key = (id(case.model), case.hardware.name)
         if key not in steps:
             steps[key] = Steps(case.model, case.hardware, constants)
-        result = predict(steps[key], case.layout, case.workload) or predict(
-            steps[key], case.layout, case.workload, end="high"
-        )
+        tried = (predict(steps[key], case.layout, case.workload, end=end) for end in ("value", "high"))
+        result = next((p for p in tried if p), None)
         if result is None:
             raise PlanError(f"run {case.row.id} does not fit the machine it ran on", "correct layout or workload")
         results.append(result)
@@ -137,37 +141,42 @@ def predictions(cases: Sequence[Case], constants: Constants) -> list[Prediction]
 
 def errors(cases: Sequence[Case], constants: Constants) -> list[dict[str, float]]:
     """ln(predicted / measured) of each case, by output."""
-    values = []
-    for case, p in zip(cases, predictions(cases, constants), strict=True):
-        predicted = {"tok_s": p.output_per_second, "ttft": p.ttft, "tpot": p.tpot}
-        values.append({name: math.log(predicted[name] / value) for name, value in case.measured.items()})
-    return values
+    pairs = zip(cases, predictions(cases, constants), strict=True)
+    return [{name: math.log(getattr(p, name) / x) for name, x in case.measured.items()} for case, p in pairs]
+
+
+def to_constants(x: Vector) -> Constants:
+    """Constants of standardized logarithms."""
+    pairs = zip(PRIORS.items(), x, strict=True)
+    return Constants(**{name: float(typical * np.exp(spread * z)) for (name, (typical, spread)), z in pairs})
+
+
+def to_vector(constants: Constants) -> Vector:
+    """Standardized logarithms of constants, the inverse of `to_constants`."""
+    values = ((max(getattr(constants, name), 1e-12) / typical, spread) for name, (typical, spread) in PRIORS.items())
+    return np.array([np.log(ratio) / spread for ratio, spread in values])
 
 
 def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
-    """The errors of all outputs of all cases in one vector."""
-    return np.array([value for case_errors in errors(cases, constants) for value in case_errors.values()])
-
-
-def weights(cases: Sequence[Case]) -> Vector:
-    """Weight of each residual: the row's weight, divided by the number of its outputs."""
-    return np.array([case.row.weight / len(case.measured) for case in cases for _ in case.measured])
+    """The weighted errors of all outputs of all cases; their squares are soft L1, so that no run bends a fit."""
+    pairs = [(e / SIGMA, c.row.weight / len(row)) for c, row in zip(cases, errors(cases, constants), strict=True)
+             for e in row.values()]  # fmt: skip
+    error, weight = np.array(pairs).T
+    return np.copysign(np.sqrt(2.0 * weight * (np.sqrt(1.0 + error**2) - 1.0)), error)
 
 
 def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constants:
-    """Constants fitted to runs: least squares with soft L1, so that no single run bends the fit.
+    """Constants fitted to runs by least squares.
 
     Args:
         trust: how far they may move from `start`, as a share of the priors' spread; the distance counts in full.
     """
     from scipy.optimize import least_squares
 
-    origin, importance = to_vector(start), weights(cases)
+    origin = to_vector(start)
 
     def function(x: Vector) -> Vector:
-        error = residuals(cases, to_constants(x)) / SIGMA
-        root = np.sqrt(2.0 * importance * (np.sqrt(1.0 + error**2) - 1.0))  # its square is the soft L1
-        return np.concatenate([np.copysign(root, error), (x - origin) / trust])
+        return np.concatenate([residuals(cases, to_constants(x)), (x - origin) / trust])
 
     solution = least_squares(function, origin, diff_step=STEP, x_scale=1.0, xtol=1e-4, ftol=1e-5, max_nfev=30)
     return to_constants(np.asarray(solution.x, dtype=np.float64))
@@ -180,10 +189,9 @@ def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Worklo
         load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp,
         max(0.25, load.concurrency / layout.replicas / engine.dp),
     )  # fmt: skip
-    pp = max(e.pp for e in layout.engines.values())
     kinds = [
         model.config.model_type, model.expert_type, hardware, bool(layout.prefill), engine.drafts, engine.dcp > 1,
-        pp > 1, engine.expert_parallel,
+        max(e.pp for e in layout.engines.values()) > 1, engine.expert_parallel,
     ]  # fmt: skip
     return [math.log(max(size, 1e-3)) for size in sizes], kinds
 
@@ -197,16 +205,12 @@ def distance(a: tuple[list[float], list[object]], b: tuple[list[float], list[obj
 def nearest(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[float, Case]:
     """The public result most like a plan, and its distance."""
     here = coordinates(model, hardware, layout, load)
-    judged = [case for case in cases() if case.judged and case.row.layers is None and case.row.out_tok_s]
-    near = [(distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)), c) for c in judged]
+    near = [
+        (distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)), c) for c in cases() if c.whole
+    ]
     return min(near, key=lambda pair: pair[0])
 
 
 def has_rows(model: PlannedModel) -> bool:
     """Return True if a judged public result is of this architecture."""
     return any(case.judged and case.model.config.model_type == model.config.model_type for case in cases())
-
-
-def half_width(output: str, distance_to_rows: float) -> float:
-    """Half of the band's width on a logarithmic scale: it should hold four of five results that no fit has seen."""
-    return fitted().bands[output] * (1.0 + SLOPE * distance_to_rows)

@@ -1,4 +1,4 @@
-"""Machines as data: memory, peak rates of one die, links between dies. Every value carries its source and quality.
+"""Machines as data, and the planner's constants: rates of one die, links between dies. Every value has its source.
 
 `python -m glm5_ascend.plan.hardware` writes the JSON schema of the files, for editors.
 """
@@ -8,15 +8,55 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import near, write_schemas
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.constants import Constants
-from glm5_ascend.plan.data_files import Keys, Positive, Quality, data_file
+from glm5_ascend.plan.data_files import Count, Keys, NotNegative, Positive, Share, data_file
+
+Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
+
+
+class Constants(Keys):
+    """The six constants of the planner: rates that are reached, and overheads.
+
+    Attributes:
+        memory: share of the memory's peak rate.
+        compute: share of the cube's and the vector units' peak rates.
+        graph_seconds: launch and synchronization of a layer of a captured decode step.
+        eager_seconds: the same of a layer whose operators the host launches one by one (prefill, drafts).
+        token_seconds: time of a token of a decode step per layer (routing, sampling, slot tables).
+        step_seconds: time of a step outside of the layers (scheduling, inputs, sampling, answers).
+    """
+
+    memory: Positive
+    compute: Positive
+    graph_seconds: NotNegative
+    eager_seconds: NotNegative
+    token_seconds: NotNegative
+    step_seconds: NotNegative = 0.0
+
+
+class FittedFile(Keys):
+    """data/fitted.yaml, as benchmarks/report_planner.py writes it.
+
+    Attributes:
+        bands: half width of a prediction's logarithm at distance 0, by output (tok_s, ttft, tpot).
+        median_error: median error of the rows that a fit did not see, by output.
+        inside: share of these rows inside of their bands.
+        later: errors of the rows after the date of the split, by a fit on the rows before it.
+    """
+
+    date: str
+    constants: Constants
+    rows: Count
+    bands: dict[str, Positive]
+    median_error: dict[str, NotNegative]
+    inside: Share
+    later: dict[str, str]
 
 
 class Figure(Keys):
@@ -88,12 +128,16 @@ class Hardware(Keys):
 
     def link(self, dies: int) -> Link:
         """Slowest link of a group of `dies` dies that is packed into as few nodes as possible."""
-        nodes = -(-dies // self.dies_per_node)
+        nodes, pod = -(-dies // self.dies_per_node), self.links.pod
         if nodes <= 1:
             return self.links.node
-        if self.links.pod is not None and nodes <= (self.links.pod.nodes or nodes):
-            return self.links.pod
-        return self.links.scale_out
+        return pod if pod is not None and nodes <= (pod.nodes or nodes) else self.links.scale_out
+
+
+@functools.cache
+def fitted() -> FittedFile:
+    """The constants fitted to the public results, and their errors."""
+    return read_yaml(data_file("fitted.yaml"), FittedFile)
 
 
 def known_hardware() -> list[str]:
@@ -107,11 +151,7 @@ def measured_file() -> Path:
 
 
 def load_hardware(name: str) -> Hardware:
-    """Load a shipped description by name, this machine's CPU (`cpu`) after `plan measure`, or a YAML file by path.
-
-    Raises:
-        PlanError: unknown name, unreadable file, wrong or missing key; names file and key.
-    """
+    """A shipped description by name, this CPU (`cpu`), or a YAML file by path; PlanError names what is wrong in it."""
     if name in known_hardware():
         return _shipped(name)
     path = measured_file() if name == "cpu" else Path(name)

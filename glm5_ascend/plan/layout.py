@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
 
 from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.plan.data_files import key_values
+from glm5_ascend.plan.data_files import Count, adapter, pairs, read_option
 from glm5_ascend.plan.hardware import Hardware
 
-#: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240).
-MAX_DRAFTS = 15
-#: The same for linear attention (models/glm5next/kda.py:153).
-MAX_KDA_DRAFTS = 7
+#: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240), with linear attention 8
+#: (models/glm5next/kda.py:153).
+MAX_DRAFTS, MAX_KDA_DRAFTS = 15, 7
 #: Dies over which weights of msModelSlim may be cut without expert parallelism.
 MAX_SLICES = 16
+#: Settings that --layout does not have.
+_NO_TEXT = {"line", "partition"}
 
 
 @dataclass(frozen=True)
@@ -50,25 +52,24 @@ class Engine:
         pp: pipeline stages, each of tp x dp dies with its share of the layers.
         partition: layers of each stage; empty: equal.
         expert_parallel: false: every die holds a slice of every expert.
-        redundant: additional copies of experts, for EPLB or for a number of dies that does not divide the experts.
         index_cache: vllm-ascend's `use_index_cache`: three of four layers reuse another layer's top-k.
         flashcomm: vllm-ascend's sequence parallelism. mlapo: its fused preprocessing, where it can run.
         line: line of vllm-ascend whose copies of weights are counted.
     """
 
-    tp: int
-    dp: int = 1
-    dcp: int = 1
-    drafts: int = 3
-    sequences: int = 32
-    batched_tokens: int = 4096
-    utilization: float = 0.95
-    buffer_mb: int = 200
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    tp: Count
+    dp: Count = 1
+    dcp: Count = 1
+    drafts: Annotated[int, Field(alias="mtp", ge=0)] = 3
+    sequences: Annotated[Count, Field(alias="seqs")] = 32
+    batched_tokens: Annotated[Count, Field(alias="tokens")] = 4096
+    utilization: Annotated[float, Field(gt=0, le=1)] = 0.95
+    buffer_mb: Count = 200
     dsa_cp: bool = False
     eager: bool = False
-    pp: int = 1
-    expert_parallel: bool = True
-    redundant: int = 0
+    pp: Count = 1
+    expert_parallel: Annotated[bool, Field(alias="ep")] = True
     index_cache: bool = False
     flashcomm: bool = False
     mlapo: bool = True
@@ -76,11 +77,8 @@ class Engine:
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
-        """The layers of each pipeline stage: equal parts, each from a layer with an indexer of its own on (rule P66).
-
-        Raises:
-            PlanError: the partition has another number of stages or layers.
-        """
+        """The layers of each pipeline stage: the partition's (PlanError if it is another number of stages or layers), or
+        equal parts, each from a layer with an indexer of its own on (rule P66)."""
         layers, (base, rest) = config.num_hidden_layers, divmod(config.num_hidden_layers, self.pp)
         equal = (base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp - 1))
         starts = [next((i for i in range(s, layers) if config.has_indexer(i)), s) for s in accumulate(equal)]
@@ -103,40 +101,31 @@ class Engine:
     def __str__(self) -> str:
         parts = (
             (True, f"TP{self.tp}"), (self.dp > 1, f"DP{self.dp}"), (self.pp > 1, f"PP{self.pp}"),
-            (self.dcp > 1, f"DCP{self.dcp}"), (not self.expert_parallel, "no EP"),
-            (self.redundant > 0, f"+{self.redundant} experts"), (True, f"MTP{self.drafts}"), (self.dsa_cp, "DSA-CP"),
-            (self.index_cache, "IndexCache"),
+            (self.dcp > 1, f"DCP{self.dcp}"), (not self.expert_parallel, "no EP"), (True, f"MTP{self.drafts}"),
+            (self.dsa_cp, "DSA-CP"), (self.index_cache, "IndexCache"),
         )  # fmt: skip
         return " ".join(text for shown, text in parts if shown)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`replicas` engines that prefill and decode, or that decode for `prefills` engines like `prefill`."""
+    """`replicas` engines that prefill and decode, or that decode for `prefills` (else 0) engines like `prefill`."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     decode: Engine
     prefill: Engine | None = None
-    replicas: int = 1
-    prefills: int = 1
-
-    @property
-    def prefill_engines(self) -> int:
-        """Number of engines that only prefill."""
-        return self.prefills if self.prefill else 0
+    replicas: Count = 1
+    prefills: Count = 0
 
     @property
     def engines(self) -> dict[str, Engine]:
         """Engines by role: `server`, or `prefill` and `decode`."""
         return {"prefill": self.prefill, "decode": self.decode} if self.prefill else {"server": self.decode}
 
-    @property
-    def dies(self) -> int:
-        return self.replicas * self.decode.dies + (self.prefills * self.prefill.dies if self.prefill else 0)
-
     def nodes(self, hardware: Hardware) -> int:
         """Nodes that the engines take: a large engine takes whole nodes, small ones share a node."""
         size, total = hardware.dies_per_node, 0
-        for engine, count in ((self.decode, self.replicas), (self.prefill, self.prefill_engines)):
+        for engine, count in ((self.decode, self.replicas), (self.prefill, self.prefills)):
             if engine is not None:
                 total += -(-count // (size // engine.dies)) if engine.dies < size else count * -(-engine.dies // size)
         return total
@@ -150,103 +139,40 @@ class Layout:
 
     def text(self) -> str:
         """The layout as --layout reads it, with every setting."""
-        values: dict[str, Any] = {key: getattr(self.decode, name) for key, name in _KEYS.items()}
+        values = adapter(Engine).dump_python(self.decode, by_alias=True, exclude=_NO_TEXT)
         if self.prefill:
-            values |= {f"prefill_{key}": getattr(self.prefill, name) for key, name in _KEYS.items()}
-            values["prefills"] = self.prefills
+            prefill = adapter(Engine).dump_python(self.prefill, by_alias=True, exclude=_NO_TEXT)
+            values |= {f"prefill_{key}": value for key, value in prefill.items()} | {"prefills": self.prefills}
         return ",".join(f"{key}={float(value):g}" for key, value in (values | {"replicas": self.replicas}).items())
 
 
-def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
-    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need (CANN's formula, two buffers)."""
-    if not engine.expert_parallel or engine.ep == 1:
-        return 0
-
-    def aligned(value: int, step: int) -> int:
-        return step * -(-value // step)
-
-    tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
-    local = (config.n_routed_experts + engine.redundant) // engine.ep
-    dispatch_row = aligned(aligned(2 * config.hidden_size, 32) + 64, 512)
-    combine = (config.num_experts_per_tok + 1) * tokens * aligned(2 * config.hidden_size, 512)
-    return math.ceil(2 * (local * tokens * engine.ep * dispatch_row + combine) / 2**20)
-
-
-def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:
-    """Check sizes that the engine would refuse.
-
-    Raises:
-        PlanError: names the wrong size.
-    """
-    heads, experts = config.num_attention_heads, config.n_routed_experts + engine.redundant
-    missing, node = -experts % engine.ep, hardware.dies_per_node
-    cut = not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES)
-    drafts = MAX_KDA_DRAFTS if config.attention_types else MAX_DRAFTS
-    for wrong, problem, fix in (
-        (heads % engine.tp, f"tp {engine.tp} does not divide the {heads} attention heads", "use a power of two"),
-        (engine.tp > node, f"tp {engine.tp}: a node of {hardware.name} has {node} dies", "dp beyond a node"),
-        (engine.ep > experts, f"{engine.ep} dies share {experts} experts: each needs one", "use several replicas"),
-        (missing, f"{engine.ep} dies do not divide the {experts} experts", f"redundant={engine.redundant + missing}"),
-        (cut, f"ep=0 cuts every expert: at most over {MAX_SLICES} dies, of one rank", "dp=1, or without ep=0"),
-        (engine.pp > config.num_hidden_layers, f"pp {engine.pp} is more than the layers", "use 2"),
-        (engine.dcp not in (1, engine.tp), f"dcp {engine.dcp}: sparse attention allows 1 or tp", f"dcp={engine.tp}"),
-        (engine.dcp > 1 and bool(config.attention_types), "dcp: the pooled indexer takes none (rule P74)", "dcp=1"),
-        (engine.drafts > drafts, f"mtp {engine.drafts}: at most {drafts}", "GLM-5 is served with 3, its Flash with 5"),
-        (engine.drafts and not config.num_nextn_predict_layers, "mtp: the model has no MTP layer", "mtp=0"),
-        (not 0 < engine.utilization <= 1, f"utilization {engine.utilization:g}: at most 1", "use 0.9 to 0.95"),
-    ):
-        if wrong:
-            raise PlanError(f"layout: {problem}", fix)
-
-
-#: Keys of --layout by the field of an engine; with `prefill_` before them, those of the prefill engine.
-_KEYS = {
-    "tp": "tp", "dp": "dp", "dcp": "dcp", "pp": "pp", "ep": "expert_parallel", "redundant": "redundant",
-    "mtp": "drafts", "seqs": "sequences", "tokens": "batched_tokens", "utilization": "utilization",
-    "buffer_mb": "buffer_mb", "dsa_cp": "dsa_cp", "index_cache": "index_cache", "eager": "eager",
-    "flashcomm": "flashcomm", "mlapo": "mlapo",
-}  # fmt: skip
-_SWITCHES = ("ep", "dsa_cp", "index_cache", "eager", "flashcomm", "mlapo")
-_MAY_BE_ZERO = (*_SWITCHES, "redundant", "mtp")
-_COUNTS = ("replicas", "prefills")
-
-
 def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | None = None) -> Layout:
-    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8,prefill_dp=4`; missing settings are the usual ones.
+    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8`, with usual settings; PlanError names a wrong key.
 
     Args:
         clients: requests at a time, for `seqs`. drafts: for `mtp`; None: 3, or none without an MTP layer.
-
-    Raises:
-        PlanError: unknown key, not a number, or a missing key.
     """
-    values: dict[str, float] = {}
-    for key, value in key_values("--layout", text, (*_KEYS, *_COUNTS, *(f"prefill_{key}" for key in _KEYS))).items():
-        name = key.removeprefix("prefill_")
-        whole = value.isdecimal() and len(value) <= 6 and (int(value) >= 1 or name in _MAY_BE_ZERO)
-        share = name == "utilization" and value.replace(".", "", 1).isdecimal() and len(value) <= 6
-        if not (whole or share) or (name in _SWITCHES and value not in ("0", "1")):
-            raise PlanError(f"--layout: {key}={value!r:.20} is not a possible number", "as in tp=16,dp=2,dsa_cp=1")
-        values[key] = float(value)
-    if "tp" not in values:
-        raise PlanError("--layout: tp= is missing", "--layout tp=16,dp=1")
-    apart = sorted(key for key in values if key.startswith("prefill"))
-    if apart and "prefill_tp" not in values:
-        raise PlanError(f"--layout: {apart[0]} without prefill_tp", "prefill_tp=8,prefill_dp=4 are a prefill engine")
-    usual, replicas = usual_settings(config, drafts), int(values.get("replicas", 1))
-    decode = _engine(values, "", usual | {"sequences": sequences_for(clients / replicas, int(values.get("dp", 1)))})
-    if "buffer_mb" not in values:
+    texts, usual = pairs(text), usual_settings(config, drafts)
+    common = {"mtp": usual["drafts"], "line": usual["line"]}
+    apart = {key.removeprefix("prefill_"): value for key, value in texts.items() if key.startswith("prefill_")}
+    values: dict[str, Any] = {key: texts[key] for key in ("replicas", "prefills") if key in texts}
+    values["decode"] = common | {k: v for k, v in texts.items() if k not in values and not k.startswith("prefill_")}
+    if apart or "prefills" in texts:  # settings of engines that only prefill in vllm-ascend's documents and CI
+        values.setdefault("prefills", 1)
+        values["prefill"] = common | {
+            "seqs": 64, "tokens": 8192, "buffer_mb": 400, "dsa_cp": apart.get("tp") != "1", "eager": True,
+        } | apart  # fmt: skip
+    layout = read_option("--layout", Layout, values)
+    decode, prefill = layout.decode, layout.prefill
+    if "seqs" not in texts:
+        decode = replace(decode, sequences=sequences_for(clients / layout.replicas, decode.dp))
+    if "buffer_mb" not in texts:
         decode = replace(decode, buffer_mb=max(200, exchange_buffer_mb(config, decode)))
-    if not apart:
-        return Layout(decode, None, replicas)
-    if "tokens" not in values:
+    if prefill and "tokens" not in texts:
         decode = replace(decode, batched_tokens=decode.sequences * (decode.drafts + 1))
-    official = {  # settings of engines that only prefill in vllm-ascend's documents and CI
-        "sequences": 64, "batched_tokens": 8192, "buffer_mb": 400, "dsa_cp": values["prefill_tp"] > 1, "eager": True,
-        "drafts": min(1, decode.drafts),
-    }  # fmt: skip
-    prefill = _engine(values, "prefill_", usual | official)
-    return Layout(decode, prefill, replicas, int(values.get("prefills", 1)))
+    if prefill and "mtp" not in apart:
+        prefill = replace(prefill, drafts=min(1, decode.drafts))
+    return replace(layout, decode=decode, prefill=prefill)
 
 
 def usual_settings(config: ModelConfig, drafts: int | None) -> dict[str, Any]:
@@ -260,10 +186,37 @@ def sequences_for(clients: float, dp: int) -> int:
     return max(1, min(256, math.ceil(clients / dp)))
 
 
-def _engine(values: Mapping[str, float], prefix: str, usual: Mapping[str, Any]) -> Engine:
-    settings = dict(usual)
-    for key, name in _KEYS.items():
-        if prefix + key in values:
-            value = values[prefix + key]
-            settings[name] = value if key == "utilization" else bool(value) if key in _SWITCHES else int(value)
-    return Engine(**settings)
+def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
+    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need (CANN's formula, two buffers)."""
+    if not engine.expert_parallel or engine.ep == 1:
+        return 0
+
+    def aligned(value: int, step: int) -> int:
+        return step * -(-value // step)
+
+    tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
+    local = config.n_routed_experts // engine.ep
+    dispatch_row = aligned(aligned(2 * config.hidden_size, 32) + 64, 512)
+    combine = (config.num_experts_per_tok + 1) * tokens * aligned(2 * config.hidden_size, 512)
+    return math.ceil(2 * (local * tokens * engine.ep * dispatch_row + combine) / 2**20)
+
+
+def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:
+    """Check sizes that the engine would refuse; raises PlanError, which names the wrong one."""
+    heads, experts, node = config.num_attention_heads, config.n_routed_experts, hardware.dies_per_node
+    cut = not engine.expert_parallel and (engine.dp > 1 or engine.tp > MAX_SLICES)
+    drafts = MAX_KDA_DRAFTS if config.attention_types else MAX_DRAFTS
+    for wrong, problem, fix in (
+        (heads % engine.tp, f"tp {engine.tp} does not divide the {heads} attention heads", "use a power of two"),
+        (engine.tp > node, f"tp {engine.tp}: a node of {hardware.name} has {node} dies", "dp beyond a node"),
+        (engine.ep > experts, f"{engine.ep} dies share {experts} experts: each needs one", "use several replicas"),
+        (experts % engine.ep, f"{engine.ep} dies do not divide the {experts} experts", "use several replicas"),
+        (cut, f"ep=0 cuts every expert: at most over {MAX_SLICES} dies, of one rank", "dp=1, or without ep=0"),
+        (engine.pp > config.num_hidden_layers, f"pp {engine.pp} is more than the layers", "use 2"),
+        (engine.dcp not in (1, engine.tp), f"dcp {engine.dcp}: sparse attention allows 1 or tp", f"dcp={engine.tp}"),
+        (engine.dcp > 1 and bool(config.attention_types), "dcp: the pooled indexer takes none (rule P74)", "dcp=1"),
+        (engine.drafts > drafts, f"mtp {engine.drafts}: at most {drafts}", "GLM-5 is served with 3, its Flash with 5"),
+        (engine.drafts and not config.num_nextn_predict_layers, "mtp: the model has no MTP layer", "mtp=0"),
+    ):
+        if wrong:
+            raise PlanError(f"layout: {problem}", fix)

@@ -19,10 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from glm5_ascend.errors import CheckFailedError
-from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.plan.constants import Constants
 from glm5_ascend.plan.evidence import Case, Row, fit
-from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.hardware import Constants, Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory
 from glm5_ascend.plan.workload import Workload
@@ -82,28 +80,30 @@ def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoa
 def measure_rates(model: PlannedModel, name: str) -> Hardware:
     """This machine with the rates of copies and products, without constants."""
     torch.set_num_threads(threads())
-    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    a, b, c = (torch.rand(2**16) for _ in range(3))
+    c, source = model.config, torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    rows, columns = c.hidden_size, c.num_attention_heads * c.v_head_dim  # of the output projection
+    target, x = torch.empty_like(source), torch.randn(TOKENS, columns, dtype=torch.bfloat16)
+    numbers = torch.randint(-127, 128, (columns, rows), dtype=torch.int8).t()
+    quantized = ops.LinearWeights(numbers, ops.PER_TOKEN, torch.full((rows,), 0.01))
+    floats, (a, b) = torch.randn(rows, columns, dtype=torch.bfloat16), torch.rand(2, 2**16)
+    product, shape = 2.0 * TOKENS * rows * columns, f"a product of {TOKENS} tokens at a shape of {name}"
     where = f"{platform.machine()}, {threads()} thread(s), {datetime.date.today()}"
-    shapes = f"products of {TOKENS} tokens at the shapes of {name}"
-    memory = 2 * COPY_BYTES / seconds_of(lambda: target.copy_(source))
-    values = {
-        "memory": (memory, f"a copy of {COPY_BYTES} bytes"),
-        "bf16": (product_rate(model.config, torch.bfloat16), shapes),
-        "int8": (product_rate(model.config, torch.int8), f"{shapes}, inputs quantized"),
-        "vector": (2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, c, out=a)), "fp32 multiply-adds in the L2 cache"),
-        "memory_bytes": (psutil.virtual_memory().total, "memory of the machine"),
-        "peer_seconds": (1e-9, "one die: not used"),
-    }
-    figures = {
-        key: {"value": float(f"{value:.5g}"), "quality": "measured", "source": text}
-        for key, (value, text) in values.items()
-    }
+
+    def figure(value: float, text: str) -> dict[str, object]:
+        return {"value": float(f"{value:.5g}"), "quality": "measured", "source": text}
+
+    memory = 2 * COPY_BYTES / seconds_of(functools.partial(target.copy_, source))
     unused = {"bandwidth": memory, "latency": 1e-6, "quality": "derived", "source": "one die: no link is used"}
     return Hardware.model_validate({
         "name": "cpu", "title": f"this CPU ({where})", "dies_per_node": 1,
-        "memory_bytes": figures.pop("memory_bytes"), "peer_seconds": figures.pop("peer_seconds"), "rates": figures,
+        "memory_bytes": figure(psutil.virtual_memory().total, "memory of the machine"),
+        "peer_seconds": figure(1e-9, "one die: not used"),
+        "rates": {
+            "memory": figure(memory, f"a copy of {COPY_BYTES} bytes"),
+            "bf16": figure(product / seconds_of(functools.partial(F.linear, x, floats)), shape),
+            "int8": figure(product / seconds_of(functools.partial(ops.int8_linear, x, quantized)), shape),
+            "vector": figure(2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, b, out=a)), "fp32 in the L2 cache"),
+        },
         "links": {"node": unused, "scale_out": unused},
         "host_ahead": False, "measured_on": f"{name}, {model.quantization}",
     })  # fmt: skip
@@ -118,26 +118,6 @@ def seconds_of(work: Callable[[], object]) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def product_rate(config: ModelConfig, dtype: torch.dtype) -> float:
-    """Operations per second over the largest products of a layer; int8: with the quantization of the input."""
-    c = config
-    shapes = (
-        (c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim, c.hidden_size),
-        (c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
-        (c.hidden_size, c.num_attention_heads * c.v_head_dim), (2 * c.moe_intermediate_size, c.hidden_size),
-    )  # fmt: skip
-    seconds = 0.0
-    for rows, columns in shapes:
-        x = torch.randn(TOKENS, columns, dtype=torch.bfloat16)
-        if dtype == torch.int8:
-            weight = torch.randint(-127, 128, (columns, rows), dtype=torch.int8).t()
-            linear = ops.LinearWeights(weight, ops.PER_TOKEN, torch.full((rows,), 0.01))
-            seconds += seconds_of(functools.partial(ops.int8_linear, x, linear))
-        else:
-            seconds += seconds_of(functools.partial(F.linear, x, torch.randn(rows, columns, dtype=torch.bfloat16)))
-    return 2.0 * TOKENS * sum(rows * columns for rows, columns in shapes) / seconds
 
 
 def summary(hardware: Hardware) -> Iterator[str]:

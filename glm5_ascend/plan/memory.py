@@ -26,8 +26,7 @@ _GROUP_MB = 200
 _FP16 = 2
 _SCALE_TILE = 128  # latent values that share a scale in a packed row
 End = Literal["low", "value", "high"]
-
-
+ENDS: tuple[End, ...] = get_args(End)
 #: Bytes of a die besides weights and caches: low, value, high. Guesses: no public numbers exist. Bounds: the official
 #: recipes (A3 W8A8 with 40,960 tokens, A2 W4A8 with 32,768) must fit. Decode graphs and the runtime; fragmentation; PD:
 #: vllm-ascend #12839 saw 10 GB more, the public run with 480 requests leaves at most 5 on its decode dies.
@@ -36,7 +35,6 @@ GUESSED = {"graphs": (0.5e9, 1.5e9, 3.0e9), "margin": (0.0, 1.0e9, 2.0e9), "PD t
 UNPUBLISHED = (*GUESSED, "communication buffers")
 #: Communicators that hold HCCL_BUFFSIZE in and out: the experts'; the engine gives the others sizes of their own.
 COMMUNICATORS = (1, 1, 3)
-ENDS: tuple[End, ...] = get_args(End)
 
 
 def attention_row(model: PlannedModel) -> int:
@@ -121,6 +119,18 @@ class Memory:
         """Cached tokens of one rank, in whole pages."""
         return max(0, int(self.budgets[end] / self.bytes_per_token) // PAGE * PAGE)
 
+    def most_requests(self, engine: Engine, load: Workload, end: End = "value") -> float:
+        """Requests of one rank that fit the caches, with the shared prefix once, and --max-num-seqs.
+
+        A mean, so not a whole number: requests come and go, and are on average half through their output.
+        """
+        shared = pages(load.prompt * load.prefix_hit) if load.prefix_hit else 0
+        mean_request = pages(load.prompt - shared) + load.output / 2 + PAGE / 2 + self.state_tokens
+        free_tokens = self.tokens(end) - shared
+        if free_tokens < pages(load.prompt + load.output - shared) + self.state_tokens:
+            return 0.0  # not one whole request
+        return max(1.0, min(float(engine.sequences), free_tokens / mean_request))
+
 
 def fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
@@ -138,54 +148,26 @@ def stage_fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, stage: PipelineStage, decode_only: bool, split: bool
 ) -> Memory:
     """Memory of a die of one pipeline stage; arguments as in `fit`."""
-    by_kind = weights.per_die(model, engine, stage)
-    usable = hardware.memory_bytes.value * engine.utilization
-    fixed = {
-        "weights": float(sum(by_kind.values())),
-        **weights.copies(model, engine, decode_only, split, stage),
-        "activations": _activations(model, engine),
-    }
-
-    def guessed(end: End) -> dict[str, float]:
-        graphs, margin, transfer = (sizes[ENDS.index(end)] for sizes in GUESSED.values())
-        hccl_groups = COMMUNICATORS[ENDS.index(end)] if engine.dies > 1 else 0  # groups of HCCL_BUFFSIZE
-        other_groups = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
-        return {
-            "graphs": 0.0 if engine.eager else graphs, "margin": margin, "PD transfer": transfer if split else 0.0,
-            "communication buffers": 2e6 * (engine.buffer_mb * hccl_groups + _GROUP_MB * other_groups),
-        }  # fmt: skip
-
-    return Memory(
-        total=hardware.memory_bytes.value,
-        usable=usable,
-        parts=fixed | guessed("value"),
-        weights=by_kind,
-        bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
-        budgets={
-            end: usable - sum(fixed.values()) - sum(guessed(other).values())
-            for end, other in zip(ENDS, reversed(ENDS), strict=True)
-        },
-        state_tokens=state_tokens(model, engine, stage),
-    )
-
-
-def most_requests(free: Memory, engine: Engine, workload: Workload, end: End = "value") -> float:
-    """Requests of one rank that fit the caches, with the shared prefix once, and --max-num-seqs.
-
-    A mean, so not a whole number: requests come and go, and are on average half through their output.
-    """
-    shared = pages(workload.prompt * workload.prefix_hit) if workload.prefix_hit else 0
-    mean_request = pages(workload.prompt - shared) + workload.output / 2 + PAGE / 2 + free.state_tokens
-    free_tokens = free.tokens(end) - shared
-    if free_tokens < pages(workload.prompt + workload.output - shared) + free.state_tokens:
-        return 0.0  # not one whole request
-    return max(1.0, min(float(engine.sequences), free_tokens / mean_request))
-
-
-def _activations(model: PlannedModel, engine: Engine) -> float:
-    """Peak of one MoE layer in a full prefill step: residuals, and the routed copies of its tokens."""
-    c = model.config
-    routed = c.num_experts_per_tok * (c.hidden_size + 4 * c.moe_intermediate_size + 2 * c.hidden_size)
-    logits = 4 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
+    c, by_kind = model.config, weights.per_die(model, engine, stage)
+    # Peak of one MoE layer in a full prefill step: residuals, and the routed copies of its tokens.
+    routed = c.num_experts_per_tok * (3 * c.hidden_size + 4 * c.moe_intermediate_size)
     residuals = 4 * c.hidden_size + 2 * c.stream_width
-    return float(engine.batched_tokens * 2 * (residuals + routed / engine.tp) + logits)
+    logits = FP32 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
+    copies = weights.copies(model, engine, decode_only, split, stage)
+    activations = engine.batched_tokens * BF16 * (residuals + routed / engine.tp) + logits
+    fixed = {"weights": float(sum(by_kind.values())), **copies, "activations": activations}
+    groups = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
+    guessed = {}
+    for i, end in enumerate(ENDS):
+        parts = {name: sizes[i] for name, sizes in GUESSED.items()}
+        buffers = engine.buffer_mb * (COMMUNICATORS[i] if engine.dies > 1 else 0) + _GROUP_MB * groups
+        parts |= {"graphs": 0.0} if engine.eager else {}
+        parts |= {} if split else {"PD transfer": 0.0}
+        guessed[end] = parts | {"communication buffers": 2e6 * buffers}
+    usable = hardware.memory_bytes.value * engine.utilization
+    left = [usable - sum(fixed.values()) - sum(guessed[end].values()) for end in reversed(ENDS)]
+    return Memory(
+        total=hardware.memory_bytes.value, usable=usable, parts=fixed | guessed["value"], weights=by_kind,
+        bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
+        budgets=dict(zip(ENDS, left, strict=True)), state_tokens=state_tokens(model, engine, stage),
+    )  # fmt: skip

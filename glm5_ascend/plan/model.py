@@ -28,7 +28,6 @@ from glm5_ascend.plan.data_files import Cache, Keys, data_file
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 #: Entry of a layer with INT8 indexer keys in the description.
 _INT8_KEYS = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
-CACHES: tuple[str, ...] = get_args(Cache)
 
 
 class QuantizationKeys(Keys):
@@ -116,7 +115,7 @@ def family() -> FamilyFile:
 
 @functools.cache
 def named(name: str, quantization: str, cache: str | None = None, layers: int | None = None) -> PlannedModel:
-    """A member of the family by name.
+    """A member of the family by name; raises PlanError if it is unknown.
 
     Args:
         cache: INT8 caches; None: those of the quantization. layers: number of main layers, if the checkpoint was cut.
@@ -131,69 +130,66 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
     raw = data.models[name] | {"rope_theta": 1.0} | ({"num_hidden_layers": layers} if layers else {})
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = data.quantizations[quantization]
-    types = {prefix + part.name: _rule(rules, config, prefix, part.name) for prefix, part in _linears(config)}
-    model = PlannedModel(
-        name, quantization, config, types, rules.cache, rotated=rules.experts != FLOAT and bool(config.spec.bases),
-        rules=rules,
-    )  # fmt: skip
-    return with_cache(model, cache)
+
+    def type_of(prefix: str, part: str) -> str:
+        layer = config.spec.layer_of(prefix)
+        if part in config.spec.always_float or layer is None or config.is_mtp(layer):
+            return FLOAT
+        if part.startswith("self_attn."):
+            return FLOAT if config.attention_types else rules.attention
+        return rules.experts if part.startswith("mlp.experts.") else rules.mlp
+
+    types = {prefix + part: type_of(prefix, part) for prefix, part in _linears(config)}
+    rotated = rules.experts != FLOAT and bool(config.spec.bases)
+    return with_cache(PlannedModel(name, quantization, config, types, rules.cache, rotated=rotated, rules=rules), cache)
 
 
 def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
-    """Read a checkpoint: sizes from config.json, types from its description, bytes from the shards' headers.
-
-    Raises:
-        ConfigError, CheckpointError: a missing or contradictory value, with its file.
-    """
+    """Read a checkpoint: sizes from config.json, types from its description, bytes from the shards' headers; raises
+    ConfigError or CheckpointError, which names the file and the value."""
     # They import torch, which a plan by name does not need.
     from glm5_ascend.checkpoint.index import CheckpointDir
     from glm5_ascend.checkpoint.source import SourceCheckpoint
 
     config, path = load_config(directory), directory / DESCRIPTION_NAME
-    description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.exists() else {}
-    source = None if path.exists() else SourceCheckpoint(directory)
+    described = path.exists()
+    description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if described else {}
+    source = None if described else SourceCheckpoint(directory)
     require_sound_config(directory, served_config(read_config(directory)))
-    files = CheckpointDir(directory) if source is None else source.files
-    if source is None:
-        types = _described_types(description, path, config)
-    else:  # by the shards' headers; FP8 counts as in `--quant fp8`
-        sizes = {name: source.entry(f"{name}.weight").dtype.itemsize for name in _linear_names(config)}
-        types = {name: W8A8_DYNAMIC if size == 1 else FLOAT for name, size in sizes.items()}
-    quantization = str(description.get("model_quant_type", "mixed")) if path.exists() else "fp8"
-    if set(types.values()) == {FLOAT}:
-        quantization = "bf16"
-    for module, kind in types.items():  # integers where the description says so, and only there
-        entry = files.entries.get(f"{module}.weight")
-        described = path.exists() or kind == FLOAT
-        if described and entry is not None and entry.dtype.is_floating_point != (kind == FLOAT):
+    files = source.files if source else CheckpointDir(directory)
+    types, quantization = dict[str, str](), str(description.get("model_quant_type", "mixed")) if described else "fp8"
+    for name in (prefix + part for prefix, part in _linears(config)):
+        if source:  # by the shards' headers; FP8 counts as in `--quant fp8`
+            types[name] = W8A8_DYNAMIC if source.entry(f"{name}.weight").dtype.itemsize == 1 else FLOAT
+        else:
+            types[name] = str(description.get(f"{name}.weight", FLOAT))
+        if types[name] not in (FLOAT, *QUANTIZED):
+            raise CheckpointError(f"{path}: {name}.weight: unknown type {types[name]!r:.40}", "quantize again")
+        entry, is_float = files.entries.get(f"{name}.weight"), types[name] == FLOAT
+        # integers where the description says so, and only there
+        if (described or is_float) and entry is not None and entry.dtype.is_floating_point != is_float:
             raise CheckpointError(
-                f"{directory}: {module}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
-                f"{DESCRIPTION_NAME} says {kind}",
+                f"{directory}: {name}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
+                f"{DESCRIPTION_NAME} says {types[name]}",
                 "run `glm5-ascend verify` on it",
             )
+    if set(types.values()) == {FLOAT}:
+        quantization = "bf16"
     marked = frozenset(int(match[1]) for key in description if (match := _INT8_KEYS.fullmatch(str(key))))
+    stored = sum(entry.end - entry.start for entry in files.entries.values())
     model = PlannedModel(
-        directory.name, quantization, config, types, "li" if marked else "none",
-        sum(entry.end - entry.start for entry in files.entries.values()), description.get("is_rot_used") is True,
-        marked, family().quantizations.get(quantization),
+        directory.name, quantization, config, types, "li" if marked else "none", stored,
+        description.get("is_rot_used") is True, marked, family().quantizations.get(quantization),
     )  # fmt: skip
-    if model.expert_type != FLOAT and path.exists():  # model_quant_type is that of most linears, not of most bytes
+    if model.expert_type != FLOAT and described:  # model_quant_type is that of most linears, not of most bytes
         model = replace(model, quantization=model.expert_type)
     return with_cache(model, cache)
 
 
-def _described_types(description: Mapping[str, object], path: Path, config: ModelConfig) -> dict[str, str]:
-    types = {name: str(description.get(f"{name}.weight", FLOAT)) for name in _linear_names(config)}
-    for name, kind in types.items():
-        if kind not in (FLOAT, *QUANTIZED):
-            raise CheckpointError(f"{path}: {name}.weight: unknown type {kind!r:.40}", "quantize again")
-    return types
-
-
 def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
     """The model with other INT8 caches; None: unchanged."""
-    if cache is not None and cache not in CACHES:
-        raise PlanError(f"--cache {cache}: unknown", near(cache, CACHES))
+    if cache is not None and cache not in get_args(Cache):
+        raise PlanError(f"--cache {cache}: unknown", near(cache, get_args(Cache)))
     if model.config.attention_types and (cache or model.cache) != "none":
         raise PlanError(f"{model.name}: vllm-ascend keeps the indexer keys of this model in bf16", "--cache none")
     return model if cache in (None, model.cache) else replace(model, cache=str(cache))
@@ -209,20 +205,5 @@ def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Weight, int]]:
             yield from ((prefix, part, config.n_routed_experts) for part in config.spec.expert_linears(0))
 
 
-def _linears(config: ModelConfig) -> list[tuple[str, Linear]]:
-    return [(prefix, part) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]
-
-
-def _linear_names(config: ModelConfig) -> list[str]:
-    return [prefix + part.name for prefix, part in _linears(config)]
-
-
-def _rule(rules: QuantizationKeys, config: ModelConfig, prefix: str, part: str) -> str:
-    layer = config.spec.layer_of(prefix)
-    if part in config.spec.always_float or layer is None or config.is_mtp(layer):
-        return FLOAT
-    if part.startswith("mlp.experts."):
-        return rules.experts
-    if part.startswith("self_attn."):
-        return FLOAT if config.attention_types else rules.attention
-    return rules.mlp
+def _linears(config: ModelConfig) -> list[tuple[str, str]]:
+    return [(prefix, part.name) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]

@@ -28,9 +28,7 @@ class StepLoad:
     """Work of one step of an engine, per DP rank.
 
     Attributes:
-        tokens: new tokens.
-        requests: requests of these tokens.
-        context: mean number of cached tokens that a new token attends to.
+        tokens: new tokens. requests: requests of these tokens. context: mean cached tokens that a new one attends to.
         ranks: DP ranks with the same work at the same time; their tokens meet at the experts.
         prefill: a chunk of a prompt; else the next tokens of many requests.
     """
@@ -65,110 +63,112 @@ class Op:
 
 
 class _Layers:
-    """Operators of some equal layers of one model in one step; `layer` is the first of them."""
+    """Operators of `count` equal layers of one model in one step; `layer` is the first of them."""
 
-    def __init__(self, model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad, layer: int) -> None:
-        self.model, self.hardware, self.engine, self.step = model, hardware, engine, step
-        self.config = model.config
-        mlp = "mlp.shared_experts.down_proj" if self.config.is_moe(layer) else "mlp.down_proj"
+    def __init__(
+        self, model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad, layer: int, count: int
+    ) -> None:
+        self.model, self.hardware, self.engine, self.step, self.count = model, hardware, engine, step, count
+        self.config, moe = model.config, model.config.is_moe(layer)
+        mlp = "mlp.shared_experts.down_proj" if moe else "mlp.down_proj"
         self.attention_type, self.mlp_type = (model.type_of(layer, part) for part in ("self_attn.o_proj", mlp))
-        experts = "mlp.experts.0.gate_proj"
-        self.expert_type = model.type_of(layer, experts) if self.config.is_moe(layer) else FLOAT
+        self.expert_type = model.type_of(layer, "mlp.experts.0.gate_proj") if moe else FLOAT
 
-    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float, count: int) -> Op:
-        """A weight of [rows, columns] of this die, with `tokens` inputs."""
-        operations = 2.0 * tokens * rows * columns * count
-        nbytes = count * (streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns))
+    def op(self, name: str, nbytes: float, bf16: float = 0.0, int8: float = 0.0, vector: float = 0.0) -> Op:
+        """An operator by its work in one layer."""
+        n = self.count
+        return Op(name, n * nbytes, n * bf16, n * int8, n * vector, count=n)
+
+    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float | None = None) -> Op:
+        """A weight of [rows, columns] of this die in each layer, with `tokens` inputs; None: those of the step."""
+        tokens = self.step.tokens if tokens is None else tokens
+        nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
         if kind == FLOAT:
-            return Op(name, nbytes, bf16=operations, count=count)
+            return self.op(name, nbytes, bf16=2.0 * tokens * rows * columns)
         # activations are quantized on the vector units
-        return Op(name, nbytes, int8=operations, vector=4.0 * tokens * columns * count, count=count)
+        return self.op(name, nbytes, int8=2.0 * tokens * rows * columns, vector=4.0 * tokens * columns)
 
-    def attention(self, layers: int, topk_layers: int) -> Iterator[Op]:
+    def send(self, name: str, nbytes: float, group: int, kind: str) -> Op:
+        return Op(name, sent=self.count * nbytes, group=group, kind=kind, count=self.count)
+
+    def attention(self) -> Iterator[Op]:
         c, engine, step = self.config, self.engine, self.step
         split = step.prefill and engine.dsa_cp  # each die has its share of the tokens, with all heads
         tokens = step.tokens / engine.tp if split else step.tokens
         heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
-        qk, kind = c.qk_nope_head_dim + c.qk_rope_head_dim, self.attention_type
-        latent = c.kv_lora_rank + c.qk_rope_head_dim
-        yield self.linear("MLA preprocess", kind, c.q_lora_rank + latent, c.hidden_size, tokens, layers)
-        yield self.linear("MLA preprocess", kind, heads * qk, c.q_lora_rank, tokens, layers)
-        yield self.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens, layers)
-        # Lightning Indexer: every head scores every cached key and selects the best index_topk.
-        index_rows = c.index_n_heads * c.index_head_dim
-        yield self.linear("indexer projections", kind, index_rows, c.q_lora_rank, tokens, topk_layers)
-        pairs = tokens * step.context / c.index_kpool * topk_layers
-        keys = step.requests * step.context * memory.indexer_row(self.model) * topk_layers
-        scores, int8 = 2.0 * pairs * index_rows, self.model.cache != "none"
-        yield Op(
-            "lightning indexer", keys, bf16=0.0 if int8 else scores, int8=scores if int8 else 0.0,
-            vector=3.0 * pairs * c.index_n_heads, count=topk_layers,
-        )  # fmt: skip
+        kind, latent = self.attention_type, c.kv_lora_rank + c.qk_rope_head_dim
+        query = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim)
+        yield self.linear("MLA preprocess", kind, c.q_lora_rank + latent, c.hidden_size, tokens)
+        yield self.linear("MLA preprocess", kind, query, c.q_lora_rank, tokens)
+        yield self.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens)
         selected = min(step.context, c.index_topk) / engine.dcp
         # Neighbouring tokens of a prompt select almost the same rows, which are then in the L2 cache.
         rows = memory.attention_row(self.model) * (_CACHED if step.prefill else 1.0)
         width = latent + c.kv_lora_rank
-        yield Op(
-            "sparse attention", layers * tokens * (selected * rows + BF16 * heads * width),
-            bf16=2.0 * tokens * heads * selected * width * layers, vector=5.0 * tokens * heads * selected * layers,
-            count=layers,
+        yield self.op(
+            "sparse attention", tokens * (selected * rows + BF16 * heads * width),
+            bf16=2.0 * tokens * heads * selected * width, vector=5.0 * tokens * heads * selected,
         )  # fmt: skip
-        yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens, layers)
-        yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens, layers)
-        yield from self.all_reduce(layers)
+        yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens)
+        yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens)
+        yield from self.all_reduce()
         if engine.dcp > 1:
             sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
-            yield Op("all-reduce", sent=sent * layers, group=engine.dcp, kind="allreduce", count=layers)
+            yield self.send("all-reduce", sent, engine.dcp, "allreduce")
 
-    def all_reduce(self, layers: int) -> Iterator[Op]:
+    def indexer(self) -> Iterator[Op]:
+        """Lightning Indexer: every head scores every cached key and selects the best index_topk."""
+        c, step = self.config, self.step
+        tokens = step.tokens / self.engine.tp if step.prefill and self.engine.dsa_cp else step.tokens
+        rows, pairs = c.index_n_heads * c.index_head_dim, tokens * step.context / c.index_kpool
+        yield self.linear("indexer projections", self.attention_type, rows, c.q_lora_rank, tokens)
+        scores, int8 = 2.0 * pairs * rows, self.model.cache != "none"
+        keys = step.requests * step.context * memory.indexer_row(self.model)
+        yield self.op("lightning indexer", keys, scores * (not int8), scores * int8, 3.0 * pairs * c.index_n_heads)
+
+    def all_reduce(self) -> Iterator[Op]:
         tp = self.engine.tp
         if tp > 1:
             sent = 2.0 * (tp - 1) / tp * self.step.tokens * self.config.hidden_size * BF16
-            yield Op("all-reduce", sent=sent * layers, group=tp, kind="allreduce", count=layers)
+            yield self.send("all-reduce", sent, tp, "allreduce")
 
-    def linear_attention(self, layers: int) -> Iterator[Op]:
+    def linear_attention(self) -> Iterator[Op]:
         """KDA: a step reads each request's state and writes one per token; a prompt has a state per chunk."""
         c, step, dim = self.config, self.step, self.config.linear_head_dim
         heads = c.linear_num_heads / self.engine.tp
         inputs = 3 * heads * dim + heads + 2 * dim  # q, k, v, beta, and the low-rank inputs of both gates
-        yield self.linear("KDA projections", FLOAT, inputs, c.hidden_size, step.tokens, layers)
-        yield self.linear("KDA projections", FLOAT, 2 * heads * dim, dim, step.tokens, layers)
-        yield self.linear("KDA projections", FLOAT, c.hidden_size, heads * dim, step.tokens, layers)
+        yield self.linear("KDA projections", FLOAT, inputs, c.hidden_size)
+        yield self.linear("KDA projections", FLOAT, 2 * heads * dim, dim)
+        yield self.linear("KDA projections", FLOAT, c.hidden_size, heads * dim)
         states = step.requests + step.tokens / (_CHUNK if step.prefill else 1)
         products = step.tokens * heads * dim * 2.0 * (3 * dim + 2 * _CHUNK) if step.prefill else 0.0
         vector = step.tokens * heads * dim * (10.0 if step.prefill else 6.0 * dim)
-        nbytes = FP32 * states * heads * dim * dim
-        yield Op("KDA", layers * nbytes, bf16=layers * products, vector=layers * vector, count=layers)
-        yield from self.all_reduce(layers)
+        yield self.op("KDA", FP32 * states * heads * dim * dim, bf16=products, vector=vector)
+        yield from self.all_reduce()
 
-    def streams(self, layers: int) -> Iterator[Op]:
+    def streams(self) -> Iterator[Op]:
         """Residual streams: before and after both halves of a layer, with the maps in fp32."""
         c, tokens = self.config, self.step.tokens
         maps = float((2 + c.hc_mult) * c.hc_mult * c.stream_width)
         moved = tokens * (3 * c.stream_width + 2 * c.hidden_size) * BF16
-        yield Op(
-            "residual streams", 2 * layers * (FP32 * maps + moved), bf16=2 * layers * 8.0 * tokens * maps,
-            vector=2 * layers * tokens * c.stream_width * (c.hc_mult + 3.0), count=2 * layers,
-        )  # fmt: skip
+        vector = tokens * c.stream_width * (c.hc_mult + 3.0)
+        yield self.op("residual streams", 2 * (FP32 * maps + moved), bf16=16.0 * tokens * maps, vector=2 * vector)
 
-    def mlp(self, name: str, width: int, layers: int) -> Iterator[Op]:
+    def mlp(self, name: str, width: int) -> Iterator[Op]:
         hidden, tp = self.config.hidden_size, self.engine.tp
-        yield self.linear(name, self.mlp_type, 2 * width / tp, hidden, self.step.tokens, layers)
-        yield self.linear(name, self.mlp_type, hidden, width / tp, self.step.tokens, layers)
+        yield self.linear(name, self.mlp_type, 2 * width / tp, hidden)
+        yield self.linear(name, self.mlp_type, hidden, width / tp)
 
-    def moe(self, layers: int) -> Iterator[Op]:
+    def moe(self) -> Iterator[Op]:
         c, engine, step = self.config, self.engine, self.step
-        yield from self.mlp("shared expert", c.moe_intermediate_size * c.n_shared_experts, layers)
+        yield from self.mlp("shared expert", c.moe_intermediate_size * c.n_shared_experts)
         router = float(c.n_routed_experts * c.hidden_size)
-        local_tokens = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
+        share = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
         # the router computes in fp32, which the cube does as four products of halves
-        yield Op(
-            "router", FP32 * router * layers, bf16=8.0 * local_tokens * router * layers,
-            vector=local_tokens * c.n_routed_experts * 12.0 * layers, count=layers,
-        )  # fmt: skip
-        local = (c.n_routed_experts + engine.redundant) / engine.ep
+        yield self.op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
+        local = c.n_routed_experts / engine.ep
         if engine.tp * engine.dp > 1:
-            yield from self.exchange(local_tokens, local, layers)
+            yield from self.exchange(share, local)
         tokens = step.tokens * step.ranks
         slices = 1 if engine.expert_parallel else engine.tp * engine.dp
         mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
@@ -177,66 +177,63 @@ class _Layers:
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
         width, kind = c.moe_intermediate_size, self.expert_type
         expert = streamed_linear(kind, 2 * width, c.hidden_size) + streamed_linear(kind, c.hidden_size, width)
-        operations = 6.0 * pairs * width * c.hidden_size * layers
-        yield Op(
-            "experts", layers * (touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16),
-            bf16=operations if kind == FLOAT else 0.0, int8=0.0 if kind == FLOAT else operations,
-            vector=pairs * (6 * width + 4 * c.hidden_size) * layers, count=layers,
+        operations, floats = 6.0 * pairs * width * c.hidden_size, kind == FLOAT
+        yield self.op(
+            "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
+            operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),
         )  # fmt: skip
 
-    def exchange(self, local_tokens: float, local_experts: float, layers: int) -> Iterator[Op]:
+    def exchange(self, tokens: float, local_experts: float) -> Iterator[Op]:
         """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
         c, engine, rule = self.config, self.engine, self.hardware.mc2
         dies = engine.tp * engine.dp
         gather = rule and (self.step.prefill or engine.ep < rule.min_ep or local_experts > rule.max_local_experts)
         if gather or not engine.expert_parallel:
-            copies, kind, width = local_tokens * (dies - 1), "gather", BF16
+            copies, kind, width = tokens * (dies - 1), "gather", BF16
         else:
-            copies, kind = local_tokens * c.num_experts_per_tok * (dies - 1) / dies, "alltoall"
+            copies, kind = tokens * c.num_experts_per_tok * (dies - 1) / dies, "alltoall"
             width = BF16 if self.expert_type == FLOAT else 1
-        for name, nbytes in (("MoE dispatch", width), ("MoE combine", BF16)):
-            sent = copies * c.hidden_size * nbytes * layers
-            yield Op(name, sent=sent, group=dies, kind=kind, count=layers)
+        yield self.send("MoE dispatch", copies * c.hidden_size * width, dies, kind)
+        yield self.send("MoE combine", copies * c.hidden_size * BF16, dies, kind)
 
     def head(self, tokens: float) -> Iterator[Op]:
         c, tp = self.config, self.engine.tp
-        yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens, 1)
+        yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens)
         if tp > 1:
-            sent = tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp
-            yield Op("gather logits", sent=sent, group=tp, kind="gather")
+            yield self.send("gather logits", tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, tp, "gather")
 
 
 def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of the main model for one step, with the head."""
     kinds = model.config.mlp_layer_types
-    dense, moe = kinds.count("dense"), kinds.count("sparse")
-    layers = _Layers(model, hardware, engine, step, kinds.index("sparse") if moe else 0)
-    linear = len(model.layers("linear"))
-    yield from layers.attention(len(kinds) - linear, model.topk_layers(engine.index_cache))
+    linear, dense, moe = len(model.layers("linear")), kinds.count("dense"), kinds.count("sparse")
+    first = kinds.index("sparse") if moe else 0
+
+    def layers(count: int, layer: int = first) -> _Layers:
+        return _Layers(model, hardware, engine, step, layer, count)
+
+    yield from layers(len(kinds) - linear).attention()
+    yield from layers(model.topk_layers(engine.index_cache)).indexer()
     if linear:
-        yield from layers.linear_attention(linear)
+        yield from layers(linear).linear_attention()
     if model.config.hc_mult > 1:
-        yield from layers.streams(len(kinds))
+        yield from layers(len(kinds)).streams()
     if dense:
-        first = _Layers(model, hardware, engine, step, kinds.index("dense"))
-        yield from first.mlp("dense MLP", model.config.intermediate_size, dense)
+        yield from layers(dense, kinds.index("dense")).mlp("dense MLP", model.config.intermediate_size)
     if moe:
-        yield from layers.moe(moe)
-    yield from layers.head(step.requests if step.prefill else step.tokens)
+        yield from layers(moe).moe()
+    yield from layers(1).head(step.requests if step.prefill else step.tokens)
 
 
 def draft_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of one pass of the MTP layer, with the head."""
     c = model.config
-    layers = _Layers(model, hardware, engine, step, c.num_hidden_layers)
-    yield layers.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size, step.tokens, 1)
-    yield from layers.attention(1, 1)
-    yield from layers.moe(1)
-    yield from layers.head(step.requests)
+    layer = _Layers(model, hardware, engine, step, c.num_hidden_layers, 1)
+    yield layer.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size)
+    for operators in (layer.attention(), layer.indexer(), layer.moe(), layer.head(step.requests)):
+        yield from operators
 
 
 def imbalance(mean: float, dies: int) -> float:
     """Load of the most loaded die over the mean, for random experts (largest of `dies` Poisson counts)."""
-    if dies <= 1 or mean <= 0:
-        return 1.0
-    return 1.0 + math.sqrt(2.0 * math.log(dies) / mean)
+    return 1.0 if dies <= 1 or mean <= 0 else 1.0 + math.sqrt(2.0 * math.log(dies) / mean)

@@ -7,13 +7,24 @@ from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
 
-_MODEL, _MACHINES, _LOAD, _ENGINE, _OUTPUT = "Model", "Machines", "Load and limits", "Engine", "Output"
 _HARDWARE = Option(
     "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after `plan measure`), or a "
     "YAML file that describes a machine.",
     "NAME",
-    panel=_MACHINES,
 )
+_MODEL = "Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash."
+_QUANT = "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4."
+_CACHE = "Caches in INT8: none, li or li+sfa."
+_WORKLOAD = (
+    "Tokens in= and out= of a request; optional: concurrency= (clients), prefix_hit= (share of the prompt), rate= (per "
+    "second), requests= (of a whole run, with cold caches; warm=1: with warm ones)."
+)
+_LAYOUT = (
+    "Evaluate this layout only, such as tp=16,dp=2: tp=, dp=, dcp=, pp=, replicas=, mtp=, seqs= (--max-num-seqs), "
+    "tokens= (--max-num-batched-tokens), utilization=, buffer_mb=; 0 or 1: ep=, dsa_cp=, index_cache=, eager=, "
+    "flashcomm=, mlapo=; of prefill engines prefill_tp=, prefill_dp=, ..., prefills= (number)."
+)
+_NODES = "as many as the load needs within --slo and rate="
 
 
 @dataclass(frozen=True)
@@ -22,62 +33,19 @@ class PlanOptions:
 
     directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint, for its real types and bytes.")] = None
     _: KW_ONLY
-    model: Annotated[
-        str | None,
-        Option("Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash.", "NAME", default_text="glm-5", panel=_MODEL),
-    ] = None
-    quant: Annotated[
-        str,
-        Option(
-            "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4.", "NAME", panel=_MODEL
-        ),
-    ] = "w4a8"
-    cache: Annotated[
-        str | None,
-        Option("Caches in INT8: none, li or li+sfa.", "NAME", default_text="by --quant or DIR", panel=_MODEL),
-    ] = None
+    model: Annotated[str | None, Option(_MODEL, "NAME", default_text="glm-5")] = None
+    quant: Annotated[str, Option(_QUANT, "NAME")] = "w4a8"
+    cache: Annotated[str | None, Option(_CACHE, "NAME", default_text="by --quant or DIR")] = None
     hardware: Annotated[str, _HARDWARE] = "a3"
-    nodes: Annotated[
-        int | None,
-        Option(
-            "Number of machines.", "N", default_text="as many as the load needs within --slo and rate=", panel=_MACHINES
-        ),
-    ] = None
-    workload: Annotated[
-        str,
-        Option(
-            "Tokens in= and out= of a request; optional: concurrency= (clients), prefix_hit= (share of the prompt), "
-            "rate= (per second), requests= (of a whole run, with cold caches; warm=1: with warm ones).",
-            "KEY=N,...",
-            panel=_LOAD,
-        ),
-    ] = "in=3500,out=1500,concurrency=16"
-    slo: Annotated[str | None, Option("Limits on latency, such as tpot=50ms,ttft=2s.", "KEY=T,...", panel=_LOAD)] = None
+    nodes: Annotated[int | None, Option("Number of machines.", "N", 1, 4096, default_text=_NODES)] = None
+    workload: Annotated[str, Option(_WORKLOAD, "KEY=N,...")] = "in=3500,out=1500,concurrency=16"
+    slo: Annotated[str | None, Option("Limits on latency, such as tpot=50ms,ttft=2s.", "KEY=T,...")] = None
     acceptance: Annotated[
-        str | float | None,
-        Option(
-            "Mean accepted length measured with 3 drafts, or the share of each position, such as 0.90,0.77,0.63.",
-            "X",
-            default_text="3.16, healthy",
-            panel=_LOAD,
-        ),
+        float | None, Option("Mean accepted length, measured with 3 drafts.", "X", default_text="3.16, healthy")
     ] = None
-    layout: Annotated[
-        str | None,
-        Option(
-            "Evaluate this layout only, such as tp=16,dp=2: tp=, dp=, dcp=, pp=, replicas=, mtp=, seqs= "
-            "(--max-num-seqs), tokens= (--max-num-batched-tokens), utilization=, redundant= (experts); 0 or 1: ep=, "
-            "dsa_cp=, index_cache=, eager=; of prefill engines prefill_tp=, prefill_dp=, ..., prefills= (number).",
-            "KEY=N,...",
-            panel=_ENGINE,
-        ),
-    ] = None
-    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", default_text="by source", panel=_ENGINE)] = (
-        None
-    )
-    html: Annotated[
-        StrPath | None, Option("Write a report as one HTML file without network access.", "FILE", panel=_OUTPUT)
-    ] = None
+    layout: Annotated[str | None, Option(_LAYOUT, "KEY=N,...")] = None
+    mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", 0, default_text="by source")] = None
+    html: Annotated[StrPath | None, Option("Write a report as one HTML file without network access.", "FILE")] = None
 
 
 @dataclass(frozen=True)

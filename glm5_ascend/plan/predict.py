@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from glm5_ascend.plan.layout import Engine, Layout
-from glm5_ascend.plan.memory import End, Memory, most_requests
+from glm5_ascend.plan.memory import End, Memory
 from glm5_ascend.plan.steps import PromptTime, Steps
-from glm5_ascend.plan.workload import PUBLIC_ACCEPTANCE, Acceptance, Workload
+from glm5_ascend.plan.workload import Workload, tokens_per_step
 
 #: Share of the prefills of an engine's DP ranks that run at the same time. A guess: few public results depend on it.
 OVERLAP = 0.5
@@ -29,16 +30,16 @@ class Prediction:
     """Figures of one layout under one load: seconds, and tokens per second of the whole deployment.
 
     Attributes:
-        ttft, tpot: means over the load's requests.
+        tok_s: output tokens per second. ttft, tpot: means over the load's requests.
         running: requests that decode or prefill at once; the others wait.
         bound: limit of the throughput: decode | prefill | memory | seqs | arrivals.
         batch: requests per rank, on `ranks` ranks, that decode.
         memory: of a die that decodes.
     """
 
+    tok_s: float
     ttft: float
     tpot: float
-    output_per_second: float
     running: float
     bound: str
     batch: float
@@ -46,37 +47,32 @@ class Prediction:
     memory: Memory
 
 
-@dataclass(frozen=True)
-class _Steady:
+class _Steady(NamedTuple):
     """Steady state of one decode engine and its prefill engines.
 
-    Attributes:
-        rate: requests per second. wait: seconds until a request enters. first: from then to its first token.
-        decode: from the first to the last token. batch: requests per rank, on `ranks` ranks, that decode.
-        prompt: prefill of one prompt. queue: prompts per prefill rank if all clients send at once.
-        servers: ranks that prefill. blocking: times that prompts of different ranks block the others.
+    `rate` requests per second; seconds until a request has its first token (`first`) and of its other tokens
+    (`decode`); `batch` requests per rank decode on `ranks` ranks; `servers` ranks prefill, and `blocking` times prompts
+    of different ranks block the others.
     """
 
     rate: float
-    wait: float
     first: float
     decode: float
     bound: str
     batch: float
     ranks: float
     prompt: PromptTime
-    queue: float
     servers: float
     blocking: float
 
 
 def predict(
-    steps: Steps, layout: Layout, workload: Workload, acceptance: Acceptance = PUBLIC_ACCEPTANCE, end: End = "value"
+    steps: Steps, layout: Layout, workload: Workload, accepted: float | None = None, end: End = "value"
 ) -> Prediction | None:
     """Figures of `layout` under the load; None if not one request fits.
 
     Args:
-        end: the unpublished amounts of memory, at this end of their range.
+        accepted: as in `tokens_per_step`. end: the unpublished amounts of memory, at this end of their range.
     """
     clients = min(workload.concurrency, float(workload.requests or math.inf)) / layout.replicas
     load = replace(workload, concurrency=clients, rate=workload.rate / layout.replicas if workload.rate else None)
@@ -84,41 +80,37 @@ def predict(
         load = replace(load, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
     engine, prefill = layout.decode, layout.prefill
     free = steps.memory(engine, prefill is not None, prefill is not None)
-    most = most_requests(free, engine, load, end)
-    if not most or (prefill and not most_requests(steps.memory(prefill, False, True), prefill, load, end)):
+    most = free.most_requests(engine, load, end)
+    if not most or (prefill and not steps.memory(prefill, False, True).most_requests(prefill, load, end)):
         return None
-    passes = (load.output - 1) / acceptance.tokens_per_step(engine.drafts)  # the prefill gives the first token
+    passes = (load.output - 1) / tokens_per_step(engine.drafts, accepted)  # the prefill gives the first token
     if prefill:
         steady = _apart(steps, engine, prefill, layout.prefills / layout.replicas, load, passes, most)
     else:
         steady = _together(steps, engine, load, passes, most)
-    rate, ttft = steady.rate, steady.wait + steady.first
+    rate, stay, arrivals = steady.rate, steady.first + steady.decode, steady.bound == "arrivals"
+    wait = 0.0 if arrivals else max(0.0, clients / rate - stay)  # until a request enters
+    ttft = wait + steady.first
     if workload.requests is not None:
         cold = steps.prompt(prefill or engine, load.prompt, 0.0, 1.0).alone - steady.prompt.alone
-        rate, ttft = _run(load, steady, workload.requests / layout.replicas, cold)
-    seqs = steady.bound == "memory" and most >= engine.sequences
+        rate, ttft = _run(load, steady, wait, workload.requests / layout.replicas, cold)
     return Prediction(
-        ttft=ttft,
-        tpot=steady.decode / max(1.0, workload.output - 1),
-        output_per_second=layout.replicas * rate * workload.output,
-        running=layout.replicas * steady.rate * (steady.first + steady.decode),
-        bound="seqs" if seqs else steady.bound,
-        batch=steady.batch,
-        ranks=steady.ranks,
-        memory=free,
-    )
+        tok_s=layout.replicas * rate * workload.output, ttft=ttft,
+        tpot=steady.decode / max(1.0, workload.output - 1), running=layout.replicas * steady.rate * stay,
+        bound="seqs" if steady.bound == "memory" and most >= engine.sequences else steady.bound,
+        batch=steady.batch, ranks=steady.ranks, memory=free,
+    )  # fmt: skip
 
 
-def _run(load: Workload, steady: _Steady, requests: float, cold: float) -> tuple[float, float]:
+def _run(load: Workload, steady: _Steady, wait: float, requests: float, cold: float) -> tuple[float, float]:
     """(requests per second, mean TTFT) of a run of `requests` requests; cold: extra time of a prompt without hits."""
-    clients, stay = load.concurrency, steady.wait + steady.first + steady.decode
-    ttft, gap, burst = steady.wait + steady.first, 1.0 / load.rate if load.rate else 0.0, 0.0
+    clients, stay, prompt = load.concurrency, wait + steady.first + steady.decode, steady.prompt
+    ttft, gap, burst = wait + steady.first, 1.0 / load.rate if load.rate else 0.0, 0.0
     if not load.rate:  # the prompts of the first round are sent all at once
-        share = min(1.0, clients / requests)
+        share, queue = min(1.0, clients / requests), max(1.0, clients / steady.servers)
         # A prompt waits for those of its rank before it, and all wait for the step that the first one has for itself.
-        prompt, queue = steady.prompt, max(1.0, steady.queue)
         burst = (queue - 1.0) / 2 * prompt.packed + (1.0 - 1.0 / queue) * (prompt.alone - prompt.packed)
-        ttft = share * (prompt.alone + burst + steady.wait / 2) + (1.0 - share) * ttft
+        ttft = share * (prompt.alone + burst + wait / 2) + (1.0 - share) * ttft
     seconds = max((requests - 1) * gap + stay, (clients - 1) * gap + requests / clients * stay) + burst
     if load.prefix_hit:
         cold *= 1.0 - load.warm
@@ -157,9 +149,7 @@ def _together(steps: Steps, engine: Engine, load: Workload, passes: float, most:
         bound = "prefill"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    first, decode = times(rate)
-    wait = max(0.0, clients / rate - first - decode) if bound != "arrivals" else 0.0
-    return _Steady(rate, wait, first, decode, bound, batch, ranks, prompt, clients / engine.dp, engine.dp, blocking)
+    return _Steady(rate, *times(rate), bound, batch, ranks, prompt, engine.dp, blocking)
 
 
 def _apart(
@@ -168,12 +158,12 @@ def _apart(
     """`prefills` prefill engines that feed a decode engine."""
     clients, servers = load.concurrency, prefill.dp * prefills
     ranks = min(float(engine.dp), max(1.0, clients))
-    prompt = steps.prompt(
-        prefill, load.fresh, load.prompt - load.fresh, max(1.0, min(float(prefill.dp), clients / prefills))
-    )
+    same_time = max(1.0, min(float(prefill.dp), clients / prefills))
+    prompt = steps.prompt(prefill, load.fresh, load.prompt - load.fresh, same_time)
     transfer = steps.transfer(engine, prefill, load.prompt)
     batches, seconds = steps.curve(engine, load.prompt + load.output / 2, ranks)
-    rates = batches * ranks / np.maximum(passes * seconds, 1e-9)  # requests per second by requests per rank
+    # requests per second by requests per rank
+    rates = [batch * ranks / max(passes * step, 1e-9) for batch, step in zip(batches, seconds, strict=True)]
 
     def decode(rate: float) -> float:
         """Seconds of decode at the batch size at which `rate` requests start and end per second."""
@@ -194,11 +184,8 @@ def _apart(
         rate, bound = _bisect(lambda x: x * decode(x) - capacity, rate), "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    wait = max(0.0, clients / rate - first(rate) - decode(rate)) if bound != "arrivals" else 0.0
     batch = max(1.0, min(capacity, rate * decode(rate)) / ranks)
-    return _Steady(
-        rate, wait, first(rate), decode(rate), bound, batch, ranks, prompt, clients / servers, servers, 1.0
-    )  # fmt: skip
+    return _Steady(rate, first(rate), decode(rate), bound, batch, ranks, prompt, servers, 1.0)
 
 
 def _bisect(excess: Callable[[float], float], high: float) -> float:

@@ -58,18 +58,17 @@ class Evidence:
         fits: a public source runs it at this size, whatever the planner's memory says.
     """
 
-    tag: str
+    tag: str = EXPERIMENTAL
     source: str = ""
     changes: tuple[str, ...] = ()
     profile: str | None = None
     fits: bool = False
 
     def __str__(self) -> str:
-        changes = f"; {', '.join(self.changes)}" if self.changes else ""
-        return f"{self.source or 'nobody is known to run it'}{changes}"
+        return "; ".join(filter(None, (self.source or "nobody is known to run it", ", ".join(self.changes))))
 
 
-NOBODY = Evidence(EXPERIMENTAL)
+NOBODY = Evidence()
 
 
 @functools.cache
@@ -82,15 +81,9 @@ def entries() -> tuple[ProvenKeys, ...]:
             hardware=case.row.hardware, nodes=case.row.nodes, context=case.workload.prompt + case.workload.output,
             models=(case.row.model,),
         )
-        for case in cases() if case.judged and case.row.layers is None and case.row.out_tok_s
+        for case in cases() if case.whole
     ]  # fmt: skip
     return (*documented, *runs)
-
-
-def engine_counts(limit: int) -> list[int]:
-    """Numbers of engines to try, up to `limit`: 1, 2, 3, 4, 6, 8, 12, ... and `limit` itself."""
-    counts = {2**i for i in range(13)} | {3 * 2**i for i in range(12)} | {limit}
-    return sorted(n for n in counts if 1 <= n <= limit)
 
 
 def proven_layouts(
@@ -115,22 +108,23 @@ def proven_layouts(
         source = parse_layout(entry.layout, config, workload.concurrency)
         for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
             layout, changes = _adapted(source, entry, model, context, number)
-            for copy in _copies(layout, nodes * hardware.dies_per_node):
-                evidence = _evidence(entry, copy, changes)
-                yield copy, evidence
+            for copy, copied in _copies(layout, nodes * hardware.dies_per_node):
+                all_changes = (*changes, *copied)
+                profile = entry.profile if all_changes == entry.changes else None
+                fits = context <= entry.context and not entry.changes
+                yield copy, Evidence(DERIVED if all_changes else PROVEN, entry.source, all_changes, profile, fits)
                 needed = min(sequences_for(workload.concurrency / copy.replicas, copy.decode.dp), MAX_SEQUENCES)
                 if copy.decode.sequences < needed:
-                    change = f"--max-num-seqs {needed} instead of {copy.decode.sequences}"
-                    evidence = Evidence(DERIVED, entry.source, (*evidence.changes, change))
-                    yield replace(copy, decode=with_sequences(model, copy.decode, needed, copy.prefill)), evidence
+                    more = f"--max-num-seqs {needed} instead of {copy.decode.sequences}"
+                    larger = replace(copy, decode=with_sequences(model, copy.decode, needed, copy.prefill))
+                    yield larger, Evidence(DERIVED, entry.source, (*all_changes, more))
 
 
 def _adapted(
     layout: Layout, entry: ProvenKeys, model: PlannedModel, context: int, drafts: int
 ) -> tuple[Layout, tuple[str, ...]]:
     """The layout with other drafts and context; IndexCache only for the model that is run with it."""
-    changes = entry.changes
-    decode, prefill = layout.decode, layout.prefill
+    changes, decode, prefill = entry.changes, layout.decode, layout.prefill
     drafts = drafts if model.config.num_nextn_predict_layers else 0
     if drafts != decode.drafts:
         changes += (f"{drafts} drafts instead of {decode.drafts}",)
@@ -144,24 +138,23 @@ def _adapted(
     return replace(layout, decode=decode, prefill=prefill), changes
 
 
-def _copies(layout: Layout, dies: int) -> Iterator[Layout]:
-    """Numbers of engines that fit the dies; separate ones from one that prefills for four to two for one."""
-    prefill_dies, decode_dies = (engine.dies if engine else 0 for engine in (layout.prefill, layout.decode))
-    for replicas in engine_counts((dies - prefill_dies) // decode_dies):
-        most = min((dies - replicas * decode_dies) // prefill_dies, 2 * replicas) if prefill_dies else 1
-        numbers = [n for n in engine_counts(most) if 4 * n >= replicas] if prefill_dies else [1]
-        yield from (replace(layout, replicas=replicas, prefills=n) for n in numbers)
+def _counts(limit: int) -> list[int]:
+    """Numbers of engines to try, up to `limit`: 1, 2, 3, 4, 6, 8, 12, ... and `limit` itself."""
+    counts = {2**i for i in range(13)} | {3 * 2**i for i in range(12)} | {limit}
+    return sorted(n for n in counts if 1 <= n <= limit)
 
 
-def _evidence(entry: ProvenKeys, layout: Layout, changes: tuple[str, ...]) -> Evidence:
-    alone = layout.replicas == 1 and layout.prefill_engines <= 1
-    if not alone:
-        counts = f"{layout.prefill_engines} prefill and {layout.replicas} decode engines"
-        changes += (counts if layout.prefill else f"{layout.replicas} copies behind a router",)
-    longer = any(change.startswith("context") for change in changes)
-    tag = DERIVED if changes else PROVEN
-    profile = entry.profile if changes == entry.changes else None
-    return Evidence(tag, entry.source, changes, profile, not longer and not entry.changes)
+def _copies(layout: Layout, dies: int) -> Iterator[tuple[Layout, tuple[str, ...]]]:
+    """Numbers of engines that fit the dies, and the change; from one that prefills for four to two for one."""
+    prefill_dies = layout.prefill.dies if layout.prefill else 0
+    for replicas in _counts((dies - prefill_dies) // layout.decode.dies):
+        numbers, change = [0], f"{replicas} copies behind a router"
+        if prefill_dies:
+            most = min((dies - replicas * layout.decode.dies) // prefill_dies, 2 * replicas)
+            numbers = [n for n in _counts(most) if 4 * n >= replicas]
+        for n in numbers:
+            change = f"{n} prefill and {replicas} decode engines" if n else change
+            yield replace(layout, replicas=replicas, prefills=n), (change,) * (replicas > 1 or n > 1)
 
 
 def with_sequences(model: PlannedModel, engine: Engine, sequences: int, prefill: Engine | None) -> Engine:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from glm5_ascend.plan.evidence import Case
-from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.plan import weights
+from glm5_ascend.plan.evidence import has_rows
+from glm5_ascend.plan.memory import ENDS, End
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.search import MEETS, SHEDS, Candidate, Question
+from glm5_ascend.plan.proven import faults
+from glm5_ascend.plan.search import EQUAL, MEETS, SHEDS, Candidate, Question
 from glm5_ascend.plan.steps import Duration
-from glm5_ascend.plan.workload import Slo, Workload
 
-#: Loads of the table in the report, as shares of the workload's clients.
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 1.5, 2.0, 4.0)
+#: Prompt tokens from which the indexer takes a large part of a prefill.
+LONG_PROMPT = 16_384
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Range:
     value: float
     low: float
     high: float
-    basis: str
+    basis: str = "derived"
 
     def text(self, scale: float = 1.0, digits: int = 0) -> str:
         """`12 (10 to 14)`, or the number alone if it has no range."""
@@ -44,46 +47,63 @@ class PlanCommands:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Question):
     """The answer to a question.
 
     Attributes:
         best: the first answer. others: further layouts with a source, best first.
         experimental: a layout that nobody is known to run, if it is worth a trial.
-        near: the nearest public result and its distance; None for a measured machine.
     """
 
-    question: Question
     nodes: int
     best: Candidate
     others: list[Candidate]
-    experimental: Candidate | None
-    numbers: dict[str, Range]
-    near: tuple[float, Case] | None
-    notes: list[str]
+    experimental: Candidate | None = None
     commands: PlanCommands = field(default_factory=PlanCommands)
 
-    @property
-    def model(self) -> PlannedModel:
-        return self.question.steps.model
+    @cached_property
+    def numbers(self) -> dict[str, Range]:
+        """Figures with their ranges; the range of the memory counts for the speed."""
+        layout, load, model, p = self.best.layout, self.best.load, self.model, self.best.prediction
+        ends = [predict(self.steps, layout, load, self.accepted, end) or p for end in ENDS]
+        widths, die = self.half_widths(layout), p.memory
+        basis = "measured" if self.hardware.constants else "fitted" if has_rows(model) else "guessed"
 
-    @property
-    def hardware(self) -> Hardware:
-        return self.question.steps.hardware
+        def band(output: str, scale: float = 1.0) -> Range:
+            values, factor = [scale * getattr(one, output) for one in ends], math.exp(widths[output])
+            return Range(scale * getattr(p, output), min(values) / factor, max(values) * factor, basis)
 
-    @property
-    def workload(self) -> Workload:
-        return self.question.workload
+        def exact(value: float) -> Range:
+            return Range(value, value, value)
 
-    @property
-    def slo(self) -> Slo:
-        return self.question.slo
+        def guessed(value: Callable[[End], float]) -> Range:
+            low, middle, high = map(value, ENDS)
+            return Range(middle, low, high, "guessed")
 
-    @property
+        if model.stored_bytes is not None:
+            total = replace(exact(model.stored_bytes), basis="measured")
+        else:  # msModelSlim's head in fp32, and no copies of the MTP layer
+            total = Range(*(weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True))))
+        engine, positions = replace(layout.decode, sequences=1_000_000), model.config.max_position_embeddings
+        ranks = engine.dp * layout.replicas
+        return {
+            "weight_bytes_total": total,
+            "weight_bytes_per_die": exact(float(sum(die.weights.values()))),
+            "kv_bytes_per_token": exact(die.bytes_per_token),
+            "state_bytes_per_request": exact(die.state_tokens * die.bytes_per_token),
+            "kv_budget_bytes_per_die": guessed(lambda end: die.budgets[end]),
+            "max_context_tokens": guessed(lambda end: max(0, min(positions, die.tokens(end) - die.state_tokens))),
+            "max_concurrency": guessed(lambda end: math.floor(ranks * die.most_requests(engine, load, end))),
+            "tpot_ms": band("tpot", 1e3),
+            "ttft_ms": band("ttft", 1e3),
+            "output_tokens_per_s": band("tok_s"),
+        }
+
+    @cached_property
     def step(self) -> Duration:
         """A decode step of the first answer."""
         p, load = self.best.prediction, self.workload
-        return self.question.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
+        return self.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
 
     @property
     def within_slo(self) -> bool:
@@ -102,30 +122,53 @@ class Plan:
             return f"met for {self.best.admitted:g} of {self.workload.concurrency:g} clients"
         if self.best.verdict != MEETS:
             return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
-        limits = ((self.slo.tpot, self.numbers["tpot_ms"]), (self.slo.ttft, self.numbers["ttft_ms"]))
-        if any(limit and number.high > 1e3 * limit for limit, number in limits):
+        if self.slo.excess(*(self.numbers[name].high / 1e3 for name in ("tpot_ms", "ttft_ms"))) > 1.0:
             return "met by the prediction, not at the slow end of its range"
         return "met, also at the slow end of the range"
 
-    def loads(self) -> list[dict[str, float | str]]:
-        """Figures of the first answer with a sixteenth to four times the clients."""
-        rows = list[dict[str, float | str]]()
-        for clients in sorted({max(1, round(share * self.workload.concurrency)) for share in SHARES}):
-            load = replace(self.workload, concurrency=float(clients), rate=None, requests=None)
-            p = predict(self.question.steps, self.best.layout, load, self.question.acceptance)
-            if p is not None:
-                rows.append({
-                    "clients": clients, "output_tokens_per_s": round(p.output_per_second, 1),
-                    "tpot_ms": round(1e3 * p.tpot, 2), "ttft_ms": round(1e3 * p.ttft, 1), "limit": p.bound,
-                    "slo": "met" if self.slo.met(p.tpot, p.ttft) else "missed",
-                })  # fmt: skip
-        return rows
+    @cached_property
+    def notes(self) -> list[str]:
+        """Assumptions, enough or idle machines, limits on the number of requests, and known faults."""
+        best, load, layout, hardware = self.best, self.workload, self.best.layout, self.hardware
+        p, prefill, pod, rules = best.prediction, layout.prefill or layout.decode, hardware.links.pod, self.model.rules
+        slots = layout.decode.sequences * layout.decode.dp * layout.replicas
+        sentences = (
+            *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
+            (not has_rows(self.model),
+             f"no public speed of {self.model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+            (pod is not None and best.nodes > 1,
+             f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise"
+             " --hardware a3-roce"),
+            self._enough(),
+            (best.verdict == SHEDS,
+             f"within the SLO it serves {best.admitted or 0:g} of {load.concurrency:g} clients, and the numbers are for"
+             " these: admit no more at the router, or add machines"),
+            (best.unsure,
+             "it fits only if graphs, buffers and fragmentation take less than the high end of their range"),
+            (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
+            (p.bound == "seqs",
+             f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
+            (load.fresh > LONG_PROMPT and prefill.tp > 1 and not prefill.dsa_cp,
+             "without DSA-CP every die scores the whole prompt: dsa_cp=1 in --layout divides that"),
+            (layout.decode.dcp > 1, "DCP switches the prefix cache off: hits are not counted"),
+            *((True, f"known fault: {text}") for text in faults(self.model, layout)),
+        )  # fmt: skip
+        return [text for applies, text in sentences if applies]
+
+    def _enough(self) -> tuple[bool, str]:
+        best = self.best
+        fewer = (c for c in self.others if c.rank == best.rank and c.nodes < best.nodes)
+        enough = [c for c in fewer if c.value >= EQUAL * best.value]
+        small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
+        machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
+        share = f"{small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
+        idle = f"; {self.nodes - best.nodes} stay idle" if best.nodes < self.nodes else ""
+        text = f"{machines} enough for this load{'' if small is best else ': ' + share}{idle}"
+        return small.nodes < self.nodes, text
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
-        best, p, near = self.best, self.best.prediction, None
-        if self.near is not None:
-            near = {"id": self.near[1].row.id, "distance": round(self.near[0], 2), "measured": self.near[1].measured}
+        best, p, near = self.best, self.best.prediction, self.nearest(self.best.layout)
         return {
             "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
             "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
@@ -140,17 +183,17 @@ class Plan:
             "decode_step_ms": {name: round(1e3 * s, 4) for name, s in self.step.by_op.items()},
             "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
                                "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
-            "slo_met": self.within_slo, "nearest": near, "notes": self.notes,
+            "slo_met": self.within_slo, "notes": self.notes,
+            "nearest": near and {"id": near[1].row.id, "distance": round(near[0], 2), "measured": near[1].measured},
             "others": [_candidate(c) for c in self.others[:8]],
             "experimental": _candidate(self.experimental) if self.experimental else None,
-            "loads": self.loads(),
             "profile": self.commands.profile, "command_lines": list(self.commands.lines),
         }  # fmt: skip
 
 
 def _candidate(candidate: Candidate, speeds: bool = True) -> dict[str, Any]:
     evidence, p = candidate.evidence, candidate.prediction
-    numbers = {"output_tokens_per_s": p.output_per_second, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
+    numbers = {"output_tokens_per_s": p.tok_s, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
     return {
         "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
         "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},

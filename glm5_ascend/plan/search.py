@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from glm5_ascend.plan import memory
+from glm5_ascend.plan.evidence import SLOPE, Case, nearest
+from glm5_ascend.plan.hardware import Hardware, fitted
 from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
+from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import Acceptance, Slo, Workload
+from glm5_ascend.plan.workload import ACCEPTANCE_SPREAD, Slo, Workload
 
 #: Known layouts that are varied.
 VARIED = 24
@@ -29,13 +31,35 @@ MEETS, SHEDS, MISSES = 0, 1, 2
 
 @dataclass(frozen=True)
 class Question:
-    """Model, machine, load, limits and options of a plan, without the number of nodes."""
+    """Model, machine, load, limits and options of a plan; `accepted` as in `tokens_per_step`, drafts: None: any."""
 
     steps: Steps
     workload: Workload
     slo: Slo
-    acceptance: Acceptance
-    drafts: int | None = None
+    accepted: float | None
+    drafts: int | None
+
+    @property
+    def model(self) -> PlannedModel:
+        return self.steps.model
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.steps.hardware
+
+    def nearest(self, layout: Layout) -> tuple[float, Case] | None:
+        """Distance to the nearest public result, and this result; None for a measured machine."""
+        if self.hardware.measured_on is not None:
+            return None
+        return nearest(self.model, self.hardware.name, layout, self.workload)
+
+    def half_widths(self, layout: Layout) -> dict[str, float]:
+        """Half widths of the ranges' logarithms: they should hold four of five results that no fit has seen."""
+        near = self.nearest(layout)
+        growth = 1.0 + SLOPE * (near[0] if near else 0.0)
+        spread = ACCEPTANCE_SPREAD if layout.decode.drafts and self.accepted is None else 0.0
+        bands = fitted().bands.items()
+        return {name: math.hypot(growth * band, 0.0 if name == "ttft" else spread) for name, band in bands}
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,7 @@ class Candidate:
     Attributes:
         load: what the prediction is for: the load that was asked for, or less of it that meets the SLO.
         admitted: clients of a smaller load; None: all.
-        verdict: MEETS | SHEDS | MISSES.
+        verdict: MEETS | SHEDS | MISSES. rank: the same, but serving almost all clients counts as serving all.
         unsure: it fits only if unpublished amounts of memory are small, and no public source runs it.
     """
 
@@ -55,21 +79,16 @@ class Candidate:
     evidence: Evidence
     nodes: int
     verdict: int
+    rank: int
     admitted: float | None
     excess: float
     unsure: bool
     faults: int
-    nearly_all: bool
 
     @property
     def value(self) -> float:
         """Tokens per second within the SLO; without any, reduced by the excess over it."""
-        return self.prediction.output_per_second / (self.excess if self.verdict == MISSES else 1.0)
-
-    @property
-    def rank(self) -> int:
-        """The verdict; serving almost all clients within the SLO ranks with serving all of them."""
-        return MEETS if self.verdict == SHEDS and self.nearly_all else self.verdict
+        return self.prediction.tok_s / (self.excess if self.verdict == MISSES else 1.0)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -77,73 +96,71 @@ class Candidate:
         p = self.prediction
         return self.rank, self.unsure, -float(f"{self.value:.3g}"), self.nodes, p.ttft + 1e3 * p.tpot
 
-    @property
-    def doubts(self) -> tuple[int, bool, bool]:
-        """Sort key of layouts that are almost as fast: known faults, changes of the source, no profile."""
-        evidence = self.evidence
-        return self.faults, evidence.tag != PROVEN, evidence.profile is None
-
 
 def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool = True) -> Candidate | None:
     """Figures of a layout; with an SLO that it misses, of as many clients as it serves within it (`shed`)."""
-    steps, slo, load = question.steps, question.slo, question.workload
+    asked, nodes = question.workload, layout.nodes(question.hardware)
 
-    def smaller(clients: float) -> Workload:
-        requests = None if load.requests is None else max(1, round(load.requests * clients / load.concurrency))
-        return replace(load, concurrency=clients, requests=requests)
+    def at(clients: float) -> tuple[Workload, Prediction, float] | None:
+        """Load, figures, and excess over the limits."""
+        requests = None if asked.requests is None else max(1, round(asked.requests * clients / asked.concurrency))
+        load = replace(asked, concurrency=clients, requests=requests)
+        p = predict(question.steps, layout, load, question.accepted)
+        if p is None and evidence.fits:
+            p = predict(question.steps, layout, load, question.accepted, "high")
+        if p is None:
+            return None
+        late = load.rate is not None and p.bound != "arrivals" and p.tok_s < 0.99 * load.rate * load.output
+        excess = question.slo.excess(p.tpot, p.ttft)
+        return load, p, max(excess, 1.01) if late and requests is None else excess
 
-    def at(clients: float) -> Prediction | None:
-        full = predict(steps, layout, smaller(clients), question.acceptance)
-        return full or (
-            predict(steps, layout, smaller(clients), question.acceptance, "high") if evidence.fits else None
-        )
-
-    def excess(p: Prediction) -> float:
-        late = load.rate is not None and p.bound != "arrivals" and p.output_per_second < 0.99 * load.rate * load.output
-        return max(slo.excess(p.tpot, p.ttft), 1.01 if late and load.requests is None else 0.0)
-
-    prediction, admitted, nodes = at(load.concurrency), None, layout.nodes(steps.hardware)
-    if prediction is None:
+    figures = at(asked.concurrency)
+    if figures is None:
         return None
-    verdict = MEETS if excess(prediction) <= 1.0 else MISSES
+    verdict, admitted = MEETS if figures[2] <= 1.0 else MISSES, None
     if verdict == MISSES and shed:
-        low, high, fewer = 0.0, load.concurrency, at(min(1.0, load.concurrency))
-        if fewer and excess(fewer) <= 1.0:
-            low = min(1.0, load.concurrency)
+        low, high = min(1.0, asked.concurrency), asked.concurrency
+        fewest = at(low)
+        if fewest and fewest[2] <= 1.0:
             while high - low > max(1.0, 0.01 * high):
                 middle = (low + high) / 2
                 tried = at(middle)
-                low, high = (middle, high) if tried and excess(tried) <= 1.0 else (low, middle)
-            admitted = float(math.floor(low))
-            prediction, verdict, load = at(admitted) or prediction, SHEDS, smaller(admitted)
-    unsure = not evidence.fits and memory.most_requests(prediction.memory, layout.decode, load, "low") <= 0
-    count, most = len(faults(steps.model, layout)), load.concurrency >= NEARLY_ALL * question.workload.concurrency
+                low, high = (middle, high) if tried and tried[2] <= 1.0 else (low, middle)
+            verdict, admitted = SHEDS, float(math.floor(low))
+            figures = at(admitted) or figures
+    load, p, excess = figures
+    nearly_all = verdict == SHEDS and load.concurrency >= NEARLY_ALL * asked.concurrency
+    unsure = not evidence.fits and p.memory.most_requests(layout.decode, load, "low") <= 0
     return Candidate(
-        layout, load, prediction, evidence, nodes, verdict, admitted, excess(prediction), unsure, count, most
-    )
+        layout, load, p, evidence, nodes, verdict, MEETS if nearly_all else verdict, admitted, excess, unsure,
+        len(faults(question.model, layout)),
+    )  # fmt: skip
 
 
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:
     """Layouts with a source, and copies of them, best first; `shed` as in `evaluate`."""
-    steps = question.steps
-    layouts = proven_layouts(steps.model, steps.hardware, nodes, question.workload, question.drafts)
+    layouts = proven_layouts(question.model, question.hardware, nodes, question.workload, question.drafts)
     candidates = _ranked(question, dict(layouts), shed)
     if candidates:  # a few per cent are no reason for a layout with faults or changes
         top = candidates[0]
         equal = [c for c in candidates if (c.rank, c.unsure) == (top.rank, top.unsure) and c.value >= EQUAL * top.value]
         equal = [c for c in equal if c.nodes <= top.nodes]
         late = LATE * min(c.prediction.ttft for c in equal)
-        first = min(equal, key=lambda c: (c.verdict, c.prediction.ttft > late, c.doubts, c.order))
-        candidates = [first, *(c for c in candidates if c is not first)]
+
+        def doubts(c: Candidate) -> tuple[object, ...]:
+            changed, unnamed = c.evidence.tag != PROVEN, c.evidence.profile is None
+            return c.verdict, c.prediction.ttft > late, c.faults, changed, unnamed, c.order
+
+        first = min(equal, key=doubts)
+        candidates.sort(key=lambda c: c is not first)
     return candidates
 
 
 def experimental_candidates(question: Question, nodes: int, proven: Sequence[Candidate]) -> list[Candidate]:
     """Layouts without a source, best first."""
     names = {str(candidate.layout) for candidate in proven}
-    return _ranked(
-        question, {layout: NOBODY for layout in _variants(question, nodes, proven) if str(layout) not in names}
-    )
+    variants = _variants(question, nodes, proven)
+    return _ranked(question, {layout: NOBODY for layout in variants if str(layout) not in names})
 
 
 def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool = True) -> list[Candidate]:
@@ -155,7 +172,7 @@ def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool =
     ranked = sorted((c for c in candidates if c), key=lambda c: c.order)
     if shed and ranked and ranked[-1].verdict == MISSES:
         least = ranked[0].value if ranked[0].verdict == MEETS else 0.0
-        late = [c for c in ranked if c.verdict == MISSES and c.prediction.output_per_second > least][:FINALISTS]
+        late = [c for c in ranked if c.verdict == MISSES and c.prediction.tok_s > least][:FINALISTS]
         finalists = {id(c): evaluate(question, c.layout, c.evidence) or c for c in late}
         ranked = sorted((finalists.get(id(c), c) for c in ranked), key=lambda c: c.order)
     best: dict[str, Candidate] = {}
@@ -166,24 +183,22 @@ def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool =
 
 def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> Iterator[Layout]:
     """The proven layouts, or whole nodes, with other divisions, DSA-CP, DCP, and without expert parallelism."""
-    model, hardware = question.steps.model, question.steps.hardware
-    config, node, clients = model.config, hardware.dies_per_node, question.workload.concurrency
+    config, node, clients = question.model.config, question.hardware.dies_per_node, question.workload.concurrency
     bases = [candidate.layout for candidate in proven][:VARIED]
     if not bases:
         usual = usual_settings(config, question.drafts)
         for dies in (d for d in range(1, nodes * node + 1) if config.n_routed_experts % d == 0):
             if dies % node == 0 or (dies < node and node % dies == 0):
-                count = nodes * node // dies
-                bases += [Layout(Engine(1, dies, **usual), None, n) for n in dict.fromkeys((1, count))]
+                bases += [Layout(Engine(1, dies, **usual), None, n) for n in dict.fromkeys((1, nodes * node // dies))]
     for layout in bases:
         dies = layout.decode.tp * layout.decode.dp
-        for tp in (t for t in range(1, min(dies, node) + 1) if dies % t == 0 and node % t == 0):
-            if config.num_attention_heads % tp == 0:
-                sequences = sequences_for(clients / layout.replicas, dies // tp)
-                plain = replace(layout.decode, tp=tp, dp=dies // tp, dcp=1, dsa_cp=False, expert_parallel=True)
-                plain = with_sequences(model, plain, sequences, layout.prefill)
-                engines = [plain, replace(plain, expert_parallel=tp != dies or tp > MAX_SLICES)]
-                engines += [] if config.attention_types else [replace(plain, dcp=tp)]
-                if layout.prefill is None and tp > 1:
-                    engines.append(replace(plain, dsa_cp=True, flashcomm=True))
-                yield from (replace(layout, decode=engine) for engine in engines)
+        divisors = math.gcd(dies, node, config.num_attention_heads)
+        for tp in (t for t in range(1, divisors + 1) if divisors % t == 0):
+            sequences = sequences_for(clients / layout.replicas, dies // tp)
+            plain = replace(layout.decode, tp=tp, dp=dies // tp, dcp=1, dsa_cp=False, expert_parallel=True)
+            plain = with_sequences(question.model, plain, sequences, layout.prefill)
+            engines = [plain, replace(plain, expert_parallel=tp != dies or tp > MAX_SLICES)]
+            engines += [] if config.attention_types else [replace(plain, dcp=tp)]
+            if layout.prefill is None and tp > 1:
+                engines.append(replace(plain, dsa_cp=True, flashcomm=True))
+            yield from (replace(layout, decode=engine) for engine in engines)

@@ -6,14 +6,11 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
+from typing import NamedTuple
 
 from glm5_ascend.plan import memory
-from glm5_ascend.plan.constants import Constants
-from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.hardware import Constants, Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
@@ -21,26 +18,27 @@ from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_opera
 #: Share of a link's rate that a collective reaches. A guess: no public result depends on it.
 LINK = 0.5
 #: Requests per rank at which a curve's steps are computed.
-_BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0])
+_BATCHES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
 
 
-@dataclass(frozen=True)
-class Duration:
-    """Seconds of one step, also by limiting resource and by operator."""
+class Duration(defaultdict[tuple[str, str], float]):
+    """Seconds of one step by (operator, limiting resource)."""
 
-    seconds: float
-    by_limit: dict[str, float]
-    by_op: dict[str, float]
+    @property
+    def seconds(self) -> float:
+        return sum(self.values())
+
+    @property
+    def by_op(self) -> dict[str, float]:
+        return {name: sum(s for (op, _), s in self.items() if op == name) for name, _ in self}
+
+    @property
+    def by_limit(self) -> dict[str, float]:
+        return {name: sum(s for (_, limit), s in self.items() if limit == name) for _, name in self}
 
 
-@dataclass(frozen=True)
-class PromptTime:
-    """Seconds of one prompt's prefill.
-
-    Attributes:
-        alone: seconds of the whole prompt. chunks: its steps, not a whole number.
-        packed: seconds until a rank can take the next prompt where prompts share full steps.
-    """
+class PromptTime(NamedTuple):
+    """Seconds of a prompt's prefill in `chunks` steps (not a whole number), and of its share where steps are full."""
 
     alone: float
     chunks: float
@@ -54,20 +52,18 @@ class Steps:
         self.model, self.hardware, self.constants = model, hardware, constants
         #: Memory of a die by engine, `decode_only` and `split`; see `memory.fit`.
         self.memory = functools.cache(functools.partial(memory.fit, model, hardware))
-        self._batches, self._prompt = functools.cache(self._decode_batches), functools.cache(self._prefill)
+        self._decode, self._prompt = functools.cache(self.decode), functools.cache(self._prefill)
 
-    def curve(self, engine: Engine, context: float, ranks: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def curve(self, engine: Engine, context: float, ranks: float) -> tuple[list[float], list[float]]:
         """(requests per rank, seconds of a decode step), for interpolation; `ranks` have requests."""
-        return _BATCHES, self._batches(_shape(engine, 1), context, ranks)
-
-    def _decode_batches(self, engine: Engine, context: float, ranks: float) -> NDArray[np.float64]:
-        return np.array([self.decode(engine, float(batch), context, ranks).seconds for batch in _BATCHES])
+        shape = _shape(engine, 1)
+        return _BATCHES, [self._decode(shape, batch, context, ranks).seconds for batch in _BATCHES]
 
     def decode(self, engine: Engine, requests: float, context: float, ranks: float) -> Duration:
         """A step of `requests` on each of `ranks` DP ranks: verify the drafts, then draft again."""
         verified, constants, model = engine.drafts + 1, self.constants, self.model
         step = StepLoad(requests * verified, requests, context, ranks)
-        by_limit, by_op = self._time(step_operators(model, self.hardware, engine, step))
+        times = self._time(step_operators(model, self.hardware, engine, step))
         layers = model.config.num_hidden_layers
         # A layer with its own top-k has about twice the kernels of one that reuses another layer's positions.
         launch = (layers + model.topk_layers(engine.index_cache)) * constants.graph_seconds
@@ -77,16 +73,12 @@ class Steps:
         for passes, tokens in ((min(1, engine.drafts), requests * verified), (engine.drafts - 1, requests)):
             if passes > 0:
                 load = StepLoad(tokens, requests, context, ranks)
-                more, more_ops = self._time(draft_operators(model, self.hardware, engine, load))
-                for name, seconds in more.items():
-                    by_limit[name] += passes * seconds
-                by_op["MTP drafts"] += passes * sum(more_ops.values())
+                for (_, limit), seconds in self._time(draft_operators(model, self.hardware, engine, load)).items():
+                    times["MTP drafts", limit] += passes * seconds
         launch += engine.drafts * constants.eager_seconds + constants.step_seconds
-        by_limit["host"] += launch
-        by_op["launch and synchronisation"] += launch
-        by_limit["vector"] += layers * step.tokens * constants.token_seconds
-        by_op["per token"] += layers * step.tokens * constants.token_seconds
-        return Duration(sum(by_limit.values()), dict(by_limit), dict(by_op))
+        times["launch and synchronisation", "host"] += launch
+        times["per token", "vector"] += layers * step.tokens * constants.token_seconds
+        return times
 
     def prompt(self, engine: Engine, fresh: float, cached: float, ranks: float) -> PromptTime:
         """Prefill of `fresh` tokens after `cached` ones, while `ranks` ranks prefill at the same time."""
@@ -104,20 +96,17 @@ class Steps:
     def chunk(self, engine: Engine, tokens: float, context: float, ranks: float, prompts: float) -> float:
         """Seconds of a step with `tokens` tokens of `prompts` prompts on each of `ranks` ranks."""
         step = StepLoad(tokens, prompts, context, ranks, prefill=True)
-        device = sum(self._time(step_operators(self.model, self.hardware, engine, step))[0].values())
+        device = self._time(step_operators(self.model, self.hardware, engine, step)).seconds
         host = self.model.config.num_hidden_layers * self.constants.eager_seconds
         # The host launches ahead of the device where it can.
         return (max(device, host) if self.hardware.host_ahead else device + host) + self.constants.step_seconds
 
-    def _time(self, ops: Iterable[Op]) -> tuple[dict[str, float], dict[str, float]]:
-        """(seconds by limit, seconds by operator)."""
-        by_limit: dict[str, float] = defaultdict(float)
-        by_op: dict[str, float] = defaultdict(float)
+    def _time(self, ops: Iterable[Op]) -> Duration:
+        times = Duration(float)
         for op in ops:
             seconds, limit = self._collective(op) if op.kind else self._product(op)
-            by_limit[limit] += seconds
-            by_op[op.name] += seconds
-        return by_limit, by_op
+            times[op.name, limit] += seconds
+        return times
 
     def _product(self, op: Op) -> tuple[float, str]:
         """Time of an operator of one die and its limit: HBM, cube, or vector; they work at the same time."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from typing import NamedTuple
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
@@ -16,6 +17,25 @@ from glm5_ascend.plan.layout import Engine, PipelineStage
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
 BF16, FP32 = 2, 4
+
+
+class Format(NamedTuple):
+    """Bytes of a type: of a weight; of an output row's scales in a checkpoint, on a die, and read by a product."""
+
+    weight: float
+    stored: int = 0
+    resident: int = 0
+    read: int = 0
+
+
+#: In a checkpoint all in fp32. On a die dynamic INT8 has scale and offset in bf16; static also deq_scale and
+#: quant_bias; INT4 the scale widened to 64 bits, offset and scale_bias in fp32.
+FORMATS = {
+    FLOAT: Format(BF16),
+    W8A8_DYNAMIC: Format(1, 2 * FP32, 2 * BF16, 2 * FP32),
+    W8A8: Format(1, 2 * FP32, 2 * BF16 + 2 * FP32, 2 * FP32),
+    W4A8_DYNAMIC: Format(0.5, 2 * FP32, 8 + 2 * FP32, 8 + FP32),
+}
 #: A down_proj of an INT4 expert stores its bias as partial sums for the largest tensor parallelism.
 PARTIAL_SUMS = 16
 #: Whole on every die (vLLM's ReplicatedLinear); tensor parallelism divides all other weights of a layer.
@@ -23,15 +43,16 @@ REPLICATED = (
     "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj",
     "self_attn.f_a_proj", "self_attn.g_a_proj", "hc_", "model.visual.patch_embed", "model.visual.downsample",
 )  # fmt: skip
+#: Kinds of weights in a report by the begin of their names.
+_KINDS = {
+    "mlp.experts.": "routed experts", "mlp.shared_experts.": "shared experts", "mlp.": "dense MLP and router",
+    "self_attn.indexer.": "indexer", "self_attn.": "attention", "hc_": "residual streams",
+    "model.visual.": "vision tower",
+}  # fmt: skip
 #: The draft's copy of the embedding.
 EMBEDDING_COPY = "embed_tokens"
 #: Divided along their inputs: scales and biases of output rows are whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
-#: Bytes of an output row in addition to the matrix. Dynamic INT8: scale and offset in bf16; static: also
-#: deq_scale and quant_bias; INT4: the scale widened to 64 bits, offset and scale_bias in fp32.
-ROW_BYTES = {FLOAT: 0, W8A8_DYNAMIC: 2 * BF16, W8A8: 2 * BF16 + 2 * FP32, W4A8_DYNAMIC: 8 + 2 * FP32}
-#: The same of an input column: a static input scale is repeated.
-COLUMN_BYTES = {W8A8: BF16}
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 #: Projections that MLAPO fuses; stored twice unless the node only decodes, with few tokens.
@@ -39,26 +60,17 @@ _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_p
 _FUSED_TOKENS = 1024
 
 
-def matrix_bytes(kind: str, rows: int, columns: int) -> int:
-    """Bytes of the matrix in memory, without scales."""
-    count = rows * columns
-    return count // 2 if kind == W4A8_DYNAMIC else BF16 * count if kind == FLOAT else count
-
-
 def stored_linear(kind: str, rows: int, columns: int, down: bool) -> int:
     """Bytes of a linear [rows, columns] in a checkpoint of msModelSlim."""
-    values = {
-        FLOAT: 0,
-        W8A8_DYNAMIC: 2 * rows,  # weight_scale, weight_offset
-        W8A8: 2 * rows + 2,  # deq_scale, quant_bias; input_scale, input_offset
-        W4A8_DYNAMIC: (2 + (PARTIAL_SUMS if down else 1)) * rows,  # and scale_bias
-    }
-    return matrix_bytes(kind, rows, columns) + FP32 * values[kind]
+    more = 2 * FP32 if kind == W8A8 else 0  # input_scale, input_offset
+    if kind == W4A8_DYNAMIC:
+        more = FP32 * (PARTIAL_SUMS if down else 1) * rows  # scale_bias
+    return int(FORMATS[kind].weight * rows * columns) + FORMATS[kind].stored * rows + more
 
 
 def streamed_linear(kind: str, rows: int, columns: int) -> int:
     """Bytes of a linear that a product reads: scale_bias is one value per row, INT4 scales have 64 bits."""
-    return matrix_bytes(kind, rows, columns) + {FLOAT: 0, W4A8_DYNAMIC: 8 + FP32}.get(kind, 2 * FP32) * rows
+    return int(FORMATS[kind].weight * rows * columns) + FORMATS[kind].read * rows
 
 
 def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool = True) -> int:
@@ -81,7 +93,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 
 
 @functools.lru_cache(maxsize=256)
-def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tuple[str, str], int]:
+def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tuple[str, str], float]:
     """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared (tp; whole with FlashComm)."""
     config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(config):
@@ -89,28 +101,26 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
         drafts = layer is not None and config.is_mtp(layer)
         last = part.name in (config.spec.head, config.spec.final_norm)
         here = stage.holds(layer, drafts) if layer is not None else stage.is_last if last else stage.is_first
-        if (drafts and not mtp) or not here:
-            continue
         # The first stage's embedding cannot be shared with a draft on the last one.
-        separate = part.name == EMBEDDING_COPY and not stage.is_first
-        if drafts and part.name in config.spec.mtp_copies and not separate:
+        shared = part.name in config.spec.mtp_copies and (part.name != EMBEDDING_COPY or stage.is_first)
+        if not here or (drafts and (not mtp or shared)):
             continue
-        kind, shape, division = _kind(part, drafts), part.shape(sizes), _division(part)
+        (kind, division), shape = _kind_and_division(part, drafts), part.shape(sizes)
         if isinstance(part, Vector):
             # All norms of a quantized model get a bias, since the description names one norm's bias.
             norm = BF16 * (1 if model.quantization == "bf16" else 2)
             sums[kind, division] += count * shape[0] * (norm if part.role == "norm" else FP32)
-            continue
-        if isinstance(part, Parameter):  # the engine computes with most of a layer's in fp32
+        elif isinstance(part, Parameter):  # the engine computes with most of a layer's in fp32
             bf16 = layer is None or part.name.endswith("compress_gate")
             sums[kind, division] += count * math.prod(shape) * (BF16 if bf16 else FP32)
-            continue
-        stored = model.types[prefix + part.name]
-        router = 2 if part.name == "mlp.gate" else 1  # it computes in fp32
-        sums[kind, division] += count * router * matrix_bytes(stored, shape[0], shape[1])
-        along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
-        sums[kind, "nothing" if along_rows else division] += count * ROW_BYTES[stored] * shape[0]
-        sums[kind, division if along_rows else "nothing"] += count * COLUMN_BYTES.get(stored, 0) * shape[1]
+        else:
+            stored = model.types[prefix + part.name]
+            weight = FORMATS[stored].weight * (2 if part.name == "mlp.gate" else 1)  # the router computes in fp32
+            sums[kind, division] += count * weight * math.prod(shape)  # type: ignore[assignment]
+            along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
+            sums[kind, "nothing" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
+            if stored == W8A8:  # a static input scale is repeated
+                sums[kind, division if along_rows else "nothing"] += count * BF16 * shape[1]
     if mtp and model.rotated and config.num_nextn_predict_layers and stage.is_last:
         sums["MTP layer", "nothing"] += BF16 * config.hidden_size**2  # rot.weight
     return dict(sums)
@@ -119,38 +129,25 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
 @functools.lru_cache(maxsize=4096)
 def per_die(model: PlannedModel, engine: Engine, stage: PipelineStage) -> dict[str, int]:
     """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
-    experts = model.config.n_routed_experts
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
+    experts = model.config.n_routed_experts
     share = {"nothing": 1.0, "tp": 1 / engine.tp, "shared": 1 / engine.tp}
-    share["ep"] = -(-(experts + engine.redundant) // engine.ep) / experts / slices
-    parts = Counter[str]()
+    share["ep"] = -(-experts // engine.ep) / experts / slices
+    parts = dict[str, float]()
     for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
-        parts[kind] += nbytes * share[division]  # type: ignore[assignment]
+        parts[kind] = parts.get(kind, 0.0) + nbytes * share[division]
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
-def _division(part: Weight) -> str:
-    if part.name.startswith("mlp.experts."):
-        return "ep"
-    if part.name.startswith("mlp.shared_experts."):
-        return "shared"
-    if isinstance(part, Vector) or part.name.startswith(REPLICATED):
-        # "mlp.gate" is also how gate_proj begins.
-        return "tp" if part.name.endswith("gate_proj") else "nothing"
-    return "tp"
-
-
-def _kind(part: Weight, mtp: bool) -> str:
-    if mtp:
-        return "MTP layer"
-    for start, kind in (
-        ("mlp.experts.", "routed experts"), ("mlp.shared_experts.", "shared experts"),
-        ("self_attn.indexer.", "indexer"), ("self_attn.", "attention"), ("mlp.", "dense MLP and router"),
-        ("hc_", "residual streams"), ("model.visual.", "vision tower"),
-    ):  # fmt: skip
-        if part.name.startswith(start):
-            return kind
-    return "norms" if isinstance(part, Vector) else "embedding and head"
+def _kind_and_division(part: Weight, mtp: bool) -> tuple[str, str]:
+    division = {"mlp.experts": "ep", "mlp.shared_experts": "shared"}.get(".".join(part.name.split(".")[:2]), "tp")
+    # "mlp.gate" is also how gate_proj begins.
+    whole = isinstance(part, Vector) or part.name.startswith(REPLICATED)
+    if division == "tp" and whole and not part.name.endswith("gate_proj"):
+        division = "nothing"
+    other = "norms" if isinstance(part, Vector) else "embedding and head"
+    kind = next((kind for start, kind in _KINDS.items() if part.name.startswith(start)), other)
+    return "MTP layer" if mtp else kind, division
 
 
 def copies(
@@ -167,14 +164,11 @@ def copies(
     moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
     first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim  # rows of q_a and kv_a together
     second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) // engine.tp  # rows of a die's q_b
-    # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
-    scales = 2 * FP32
-    one = first * (c.hidden_size + scales) + second * (c.q_lora_rank + scales)
-    mlapo = fused and engine.mlapo and not moved and model.cache != "li+sfa"
-    nbytes = {
-        "MLAPO copies": float(_layers_of(model, W8A8, stage) * one) if mlapo else 0.0,
-        "DSA-CP copies": _dsa_cp(model, engine, split, stage) if dsa_cp else 0.0,
-    }
+    nbytes = {"DSA-CP copies": _dsa_cp(model, engine, split, stage) if dsa_cp else 0.0}
+    if fused and engine.mlapo and not moved and model.cache != "li+sfa":
+        # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
+        one = first * (c.hidden_size + 2 * FP32) + second * (c.q_lora_rank + 2 * FP32)
+        nbytes["MLAPO copies"] = float(_layers_of(model, W8A8, stage) * one)
     if line.shared_experts and (dsa_cp or engine.flashcomm):
         # FlashComm, which DSA-CP needs in vllm-ascend 0.23, keeps the shared experts whole.
         sums = weight_sums(model, engine.drafts > 0, stage)
@@ -198,24 +192,24 @@ def _dsa_cp(model: PlannedModel, engine: Engine, split: bool, stage: PipelineSta
     """
     c = model.config
     heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
-    out = c.hidden_size, heads * c.v_head_dim
-    parts = (
-        ("self_attn.q_b_proj", heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
-        ("self_attn.kv_b_proj", heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
-        ("self_attn.o_proj", *out),
-    )
+    parts = {
+        "self_attn.q_b_proj": (heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
+        "self_attn.kv_b_proj": (heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
+        "self_attn.o_proj": (c.hidden_size, heads * c.v_head_dim),
+    }
     sparse = model.layers("sparse", stage.first, stage.end)
-    layers = [(model.type_of(sparse[0], "self_attn.o_proj"), sparse[0], len(sparse))]
+    layers = {sparse[0]: len(sparse)}
     if engine.drafts and c.num_nextn_predict_layers and stage.is_last:
-        layers.append((FLOAT, c.num_hidden_layers, 1))
+        layers[c.num_hidden_layers] = 1
     total = 0.0
-    for kind, layer, count in layers:
-        for part, rows, columns in parts[: 3 if split else 2]:
-            stored = model.type_of(layer, part)
-            total += count * rest * (matrix_bytes(stored, rows, columns) + ROW_BYTES[stored] * rows)
-        if not split and engine.line.copies.gathered_o_proj:
-            pool = matrix_bytes(kind, *out)
-            total += pool + (pool / engine.tp if kind == FLOAT else 0.0)  # FLOAT shards are transposed first
+    for layer, count in layers.items():
+        for part, (rows, columns) in parts.items():
+            kind = FORMATS[stored := model.type_of(layer, part)]
+            matrix = kind.weight * rows * columns
+            if split or part != "self_attn.o_proj":
+                total += count * rest * (matrix + kind.resident * rows)
+            elif engine.line.copies.gathered_o_proj:  # FLOAT shards are transposed first
+                total += matrix * (1.0 + (1.0 / engine.tp if stored == FLOAT else 0.0))
     return total
 
 

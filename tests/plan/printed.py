@@ -6,8 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
+from glm5_ascend.plan.report import show
 from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.text import show
 
 
 def lines(plan: Plan, width: int = 80) -> list[str]:

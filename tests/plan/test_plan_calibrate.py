@@ -12,8 +12,8 @@ from glm5_ascend.cli import run
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
 from glm5_ascend.plan.calibrate import calibrate
-from glm5_ascend.plan.constants import fitted
 from glm5_ascend.plan.evidence import cases, errors, predictions
+from glm5_ascend.plan.hardware import fitted
 from tests.support.command import assert_one_clear_line, in_process
 
 COLUMNS = ("model", "quant", "nodes", "layout", "workload", "out_tok_s")
@@ -29,7 +29,7 @@ def slower(tmp_path: Path) -> Path:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for case, prediction in zip(rows, predictions(rows, fitted().constants), strict=True):
-            row = case.row.model_dump() | {"out_tok_s": 0.8 * prediction.output_per_second}
+            row = case.row.model_dump() | {"out_tok_s": 0.8 * prediction.tok_s}
             writer.writerow([row[name] for name in COLUMNS])
     return path
 

@@ -33,7 +33,7 @@ def test_json_has_every_number_with_its_range(capsys: pytest.CaptureFixture[str]
         assert report[name]["basis"] in ("measured", "derived", "fitted", "guessed")
     assert report["weight_bytes_total"]["high"] == 773_778_904_680
     assert report["evidence"]["tag"] in ("proven", "derived") and report["evidence"]["source"]
-    assert report["nearest"]["measured"]["tok_s"] > 0 and len(report["loads"]) > 5
+    assert report["nearest"]["measured"]["tok_s"] > 0
 
 
 def test_a_layout_is_evaluated_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,8 +92,8 @@ def test_a_public_run_is_in_its_range() -> None:
         model="glm-5.1", quant="w8a8c8", cache="none", layout="tp=1,dp=32,index_cache=1,prefill_tp=8,prefill_dp=4",
         workload="in=3500,out=1500,concurrency=480,rate=6.5,requests=1920",
     )  # fmt: skip
-    speed = answer.numbers["output_tokens_per_s"]
-    assert speed.low <= 8235 <= speed.high and answer.near is not None and answer.near[0] < 0.5
+    speed, near = answer.numbers["output_tokens_per_s"], answer.nearest(answer.best.layout)
+    assert speed.low <= 8235 <= speed.high and near is not None and near[0] < 0.5
 
 
 @pytest.mark.parametrize(

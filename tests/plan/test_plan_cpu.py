@@ -16,8 +16,7 @@ from glm5_ascend.cli import run
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.plan import measure
 from glm5_ascend.plan.calibrate import write
-from glm5_ascend.plan.constants import Constants
-from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
 from glm5_ascend.plan.layout import Layout
 from glm5_ascend.plan.measure import LOADS, describe, measure_rates
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
@@ -58,7 +57,7 @@ def imagined(model: PlannedModel, hardware: Hardware, noise: float = 0.0) -> lis
         p = predict(Steps(model, hardware, TRUE), Layout(measure.ENGINE), load)
         assert p is not None
         times = 1e3 * p.ttft * (1 + noise), 0.0, 1e3 * p.tpot * (1 + noise), 0.0
-        loads.append(MeasuredLoad(prompt, output, clients, clients, 0, 1.0, p.output_per_second / (1 + noise), *times))
+        loads.append(MeasuredLoad(prompt, output, clients, clients, 0, 1.0, p.tok_s / (1 + noise), *times))
     return loads
 
 
@@ -90,7 +89,7 @@ def test_the_machine_is_predicted_as_it_was_measured(model: PlannedModel, rates:
             Steps(model, hardware, hardware.constants), Layout(measure.ENGINE), Workload(1024, 64, 8, requests=8)
         )
         assert p is not None
-        speeds.append(p.output_per_second)
+        speeds.append(p.tok_s)
     true, fitted, slow = speeds
     assert fitted == pytest.approx(true, rel=0.1) and slow < 0.7 * true
 

@@ -10,9 +10,9 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.html import document
+from glm5_ascend.plan.report import document
 from glm5_ascend.report.header import make_header
-from tests.support.report_page import ReadPage, assert_self_contained, hovered, marks, needs_chromium, shown
+from tests.support.report_page import ReadPage, assert_self_contained, hovered, needs_chromium, shown
 
 ARGUMENTS = ["plan", "--model", "glm-5.1", "--quant", "w8a8c8", "--nodes", "4", "--slo", "tpot=50ms",
              "--workload", "in=3500,out=1500,concurrency=480"]  # fmt: skip
@@ -41,14 +41,11 @@ def test_it_shows_the_key_figures(report: Path, scheme: str, width: int, capsys:
     with shown(report, scheme, width) as page:
         text = page.inner_text("body")
         for key in ("output_tokens_per_s", "max_context_tokens"):
-            assert f"{report_json[key]['value']:,.0f}"[:5] in page.inner_text(f"#{key}")
-        assert f"{report_json['tpot_ms']['value']:.1f} ms" in page.inner_text("#tpot_ms")
-        assert "Run it" in text
-        assert page.locator(".chart svg").count() == 3
-        assert marks(page, "Throughput and latency", "area").count() == 1
-        dots = marks(page, "Throughput and latency", "symbol")
-        assert dots.count() > 4 and "output tokens per second" in hovered(page, "Throughput and latency", "symbol", 1)
-        assert "GB" in hovered(page, "Memory of one die", "rect")
+            assert f"{report_json[key]['value']:,.0f}"[:5] in text, key
+        assert f"TPOT: {report_json['tpot_ms']['value']:.1f} (" in text
+        assert "Run it" in text and "left for the cache" in text
+        assert page.locator(".chart svg").count() == 1
+        assert "ms" in hovered(page, "A decode step", "rect")
         assert "SLO met" in text and "480 at a time" in text
         if width == 360:
             assert page.locator(".hint:visible").count() == 1
@@ -67,7 +64,7 @@ def test_the_verdict(slo: str | None, grade: str, text: str) -> None:
     result = plan(model="glm-5.1", quant="w8a8c8", nodes=4, slo=slo, workload="in=3500,out=1500,concurrency=480")
     judged = document(result, make_header()).verdict
     assert judged.grade == grade and text in judged.text
-    assert ("--slo" in judged.reason and "predicted" in judged.threshold) == (slo is not None)
+    assert ("--slo" in judged.reason) == (slo is not None)
 
 
 def test_it_says_where_it_comes_from(report: Path) -> None:

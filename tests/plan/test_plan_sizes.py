@@ -95,7 +95,7 @@ def test_a_request_of_linear_attention_keeps_its_states() -> None:
         assert die.state_tokens == page * (1 + 3 * 7)
         states = 7 * 34 * 64 * 128 * 128 * 4 / tp
         assert states < die.state_tokens * die.bytes_per_token < 2 * states
-    fewer, more = (memory.most_requests(die, engine, Workload(1000, 100, 1), end) for end in ("low", "high"))
+    fewer, more = (die.most_requests(engine, Workload(1000, 100, 1), end) for end in ("low", "high"))
     assert 0 < fewer <= more
     assert memory.fit(named("glm-5", "w4a8"), load_hardware("a3"), Engine(16)).state_tokens == 0
 

@@ -40,7 +40,7 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
             yield VARIABLES
     yield NOT_MODELLED
     context = plan.workload.prompt + plan.workload.output
-    counts = {"prefill": layout.prefill_engines, "decode": layout.replicas, "server": layout.replicas}
+    counts = {"prefill": layout.prefills, "decode": layout.replicas, "server": layout.replicas}
     for role, line in lines(plan.model, layout, plan.hardware, context):
         number = f" ({counts[role]} engines)" if counts[role] > 1 else ""
         yield f"{'run it' if role == 'server' else role + ' nodes'}{number}: {line}"

@@ -50,7 +50,7 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
     template = load(_TEMPLATES[model.config.model_type]).roles["server"]
     nodes = max(1, -(-engine.dies // hardware.dies_per_node))
     port, rpc, _ = _PORTS[name]
-    several = (layout.prefill_engines if name == PREFILL else layout.replicas) > 1
+    several = (layout.prefills if name == PREFILL else layout.replicas) > 1
     args = {key: value for key, value in template.args.items() if key not in _OWN}
     if model.expert_type != FLOAT:
         args["quantization"] = "ascend"
@@ -129,8 +129,6 @@ def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any
         switches["recompute_scheduler_enable"] = True
     elif name == SERVER and not model.config.attention_types:  # the documents of GLM-5.3-Flash leave it out
         switches["enable_balance_scheduling"] = True
-    if engine.redundant:
-        switches["eplb_config"] = {"num_redundant_experts": engine.redundant}
     return switches
 
 

@@ -1,23 +1,26 @@
-"""A plan as text for a terminal."""
+"""A plan as text for a terminal, and as one HTML page with the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm5_ascend.plan.constants import fitted
+from glm5_ascend.plan.hardware import fitted
 from glm5_ascend.plan.memory import UNPUBLISHED
 from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import SHEDS
+from glm5_ascend.report import charts, page
+from glm5_ascend.report.content import Code, Page, Section, Table
+from glm5_ascend.report.header import ReportHeader, make_header
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
+from glm5_ascend.report.verdict import Grade, ReportVerdict
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
-    Rows = Iterator[tuple[str | Text, ...]]
-
+Rows = Iterator[tuple[str, ...]]
 _GB = 1e9
 #: Other layouts that are shown.
 OTHERS = 4
@@ -29,10 +32,13 @@ BOUNDS = {
 
 def show(plan: Plan, console: Console) -> None:
     """Print the report. Commands are not wrapped, so that they can be copied."""
+    from rich.text import Text
+
+    styles = {"SLO": STYLES["ok" if plan.within_slo else "problem"], "note": STYLES["warning"]}
     show_rows([(plan.title,)], console)
-    show_rows(_answer(plan), console)
+    show_rows(((name, Text(text, styles.get(name, ""))) for name, text in answer(plan)), console)
     console.print()
-    show_rows(_memory(plan), console)
+    show_rows(memory(plan), console)
     console.print()
     if plan.others or plan.experimental:
         show_rows(table(plan), console, right=(1, 2, 3))
@@ -44,38 +50,37 @@ def show(plan: Plan, console: Console) -> None:
     show_rows(([line] for line in basis_lines(plan)), console)
 
 
-def _answer(plan: Plan) -> Rows:
-    from rich.text import Text
-
-    n, best, p = plan.numbers, plan.best, plan.best.prediction
+def answer(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The first answer: load, layout, source, speeds, what limits them, verdict, notes, and the nearest result."""
+    n, best, step, near = plan.numbers, plan.best, plan.step, plan.nearest(plan.best.layout)
     speed, tpot, ttft = n["output_tokens_per_s"], n["tpot_ms"], n["ttft_ms"]
+    limits = sorted(step.by_limit.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {100 * seconds / step.seconds:.0f} %" for name, seconds in limits)
+    bound = BOUNDS[best.prediction.bound]
     yield "load", str(plan.workload)
     yield best.evidence.tag, str(best.layout)
     yield "source", str(best.evidence)
     yield "tokens/s", f"{speed.text()} output tokens, all requests  [{speed.basis}]"
     yield "TPOT", f"{tpot.text(digits=1)} ms  [{tpot.basis}]"
     yield "TTFT", f"{ttft.text()} ms  [{ttft.basis}; few public numbers]"
-    step = plan.step
-    limits = sorted(step.by_limit.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {100 * seconds / step.seconds:.0f} %" for name, seconds in limits)
-    yield "limits", f"throughput by {BOUNDS[p.bound]}; a decode step of {1e3 * step.seconds:.0f} ms: {shares}"
+    yield "limits", f"throughput by {bound}; a decode step of {1e3 * step.seconds:.0f} ms: {shares}"
     if plan.slo.tpot or plan.slo.ttft or not plan.within_slo:
-        yield "SLO", Text(plan.verdict, STYLES["ok" if plan.within_slo else "problem"])
-    for note in plan.notes:
-        yield "note", Text(note, STYLES["warning"])
-    if plan.near is not None:
-        distance, case = plan.near
+        yield "SLO", plan.verdict
+    yield from (("note", note) for note in plan.notes)
+    if near is not None:
+        distance, case = near
         measured = f"{case.measured['tok_s']:,.0f} tokens/s measured with {case.layout}, {case.workload}"
         yield "nearest", f"{case.row.case}: {measured} (distance {distance:.1f})"
 
 
-def _memory(plan: Plan) -> Rows:
+def memory(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The memory of a die by use, and what fits into it."""
     n, die = plan.numbers, plan.best.prediction.memory
     yield "checkpoint", f"{n['weight_bytes_total'].text(1 / _GB, 1)} GB  [{n['weight_bytes_total'].basis}]"
     yield "memory of one die", f"{die.total / _GB:.1f} GB, of which the engine may use {die.usable / _GB:.1f}"
-    parts = {**die.weights, **{name: nbytes for name, nbytes in die.parts.items() if name != "weights" and nbytes}}
-    for name, nbytes in parts.items():
-        yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [{'guessed' if name in UNPUBLISHED else 'derived'}]"
+    for name, nbytes in {**die.weights, **die.parts}.items():
+        if nbytes and name != "weights":
+            yield f"  {name}", f"{nbytes / _GB:6.2f} GB  [{'guessed' if name in UNPUBLISHED else 'derived'}]"
     yield "  left for the cache", f"{n['kv_budget_bytes_per_die'].text(1 / _GB, 1)} GB"
     yield "cache of a token", f"{n['kv_bytes_per_token'].value:,.0f} bytes  [derived]"
     if die.state_tokens:
@@ -94,7 +99,7 @@ def table(plan: Plan) -> Rows:
         remarks += ["memory unsure"] if candidate.unsure else []
         remarks += [f"SLO for {candidate.admitted:g} clients"] if candidate.verdict == SHEDS else []
         remarks += ["SLO missed"] if candidate.verdict > SHEDS else []
-        speeds = f"{p.output_per_second:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
+        speeds = f"{p.tok_s:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
         yield str(candidate.layout), *speeds, "; ".join(remarks)
 
 
@@ -111,3 +116,28 @@ def basis_lines(plan: Plan) -> Iterator[str]:
         )
     yield "measured: of the checkpoint or this machine. derived: arithmetic. guessed: no public number exists."
     yield "None of this was run on an NPU by this project."
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write the HTML page; raises OutputError if the file cannot be written."""
+    page.write(path, document(plan, make_header()))
+
+
+def document(plan: Plan, header: ReportHeader) -> Page:
+    """The page; `header` has its origin."""
+    grade: Grade = "good" if plan.verdict.startswith("met, also") else "fair" if plan.within_slo else "poor"
+    verdict = ReportVerdict(grade, f"SLO {plan.verdict}.", "", "The limits are those of --slo.")
+    if not (plan.slo.tpot or plan.slo.ttft):
+        verdict = ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
+    uses = [(name.strip(), text) for name, text in memory(plan)]
+    operators = sorted(plan.step.by_op.items(), key=lambda item: -item[1])
+    times = [(name, 1e3 * s, f"{1e3 * s:.1f} ms") for name, s in operators if s > 0.01 * operators[0][1]]
+    head, *rows = table(plan)
+    sections = [
+        Section("Memory of one die", [Table(("use", "bytes"), uses)]),
+        Section("A decode step", [charts.bars("A decode step", times, "ms")]),
+        Section("Layouts", [Table(head, rows)], "Those with a source first. Experimental: nobody is known to run it."),
+        *([Section("Run it", [Code("\n\n".join(plan.commands.lines))])] if plan.commands.lines else []),
+        Section("Uncertainty", after=list(basis_lines(plan))),
+    ]
+    return Page(plan.title, header, verdict, [f"{name}: {text}" for name, text in answer(plan)], [], sections)
