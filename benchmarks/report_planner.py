@@ -27,7 +27,6 @@ from glm5_ascend.plan.evidence import (
     SLOPE,
     Case,
     cases,
-    coordinates,
     distance,
     errors,
     fit,
@@ -96,9 +95,8 @@ def spoken(values: dict[str, tuple[int, float, float]]) -> str:
 
 def away(case: Case) -> float:
     """Distance of a row from the rows of other loads and layouts."""
-    here = coordinates(case.model, case.hardware.name, case.layout, case.workload)
     others = [c for c in cases() if c.judged and c.group != case.group]
-    return min(distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)) for c in others)
+    return min(distance(case.coordinates, c.coordinates) for c in others)
 
 
 def bands(unseen: Errors) -> dict[str, float]:

@@ -115,13 +115,11 @@ def _searched(question: Question, nodes: int | None) -> Plan:
 
 
 def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
-    """The error about the engine of a layout that misses most bytes."""
-    load, needs = question.workload, []
-    for role, engine in layout.engines.items():
-        free = question.steps.memory(engine, role == "decode", role != "server")
-        need = (pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
-        needs.append((free.budget - need, engine, free, need))
-    _, engine, free, need = min(needs, key=lambda item: item[0])
+    """The error about the engine of a layout with the least memory for its caches."""
+    load, roles = question.workload, layout.engines.items()
+    dies = [(question.steps.memory(engine, role == "decode", role != "server"), engine) for role, engine in roles]
+    free, engine = min(dies, key=lambda die: die[0].budget)
+    need = (pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
     return PlanError(
         f"{question.model.name} {question.model.quantization} does not fit {nodes} x {question.hardware.name}: "
         f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "

@@ -94,6 +94,11 @@ class Case:
         return {name: value for name, value in zip(OUTPUTS, values, strict=True) if value}
 
     @property
+    def coordinates(self) -> tuple[list[float], list[object]]:
+        """Sizes and categories for `distance`."""
+        return coordinates(self.model, self.hardware.name, self.layout, self.workload)
+
+    @property
     def group(self) -> tuple[object, ...]:
         """Runs of the same load and layout are nearly one measurement; model version and weights may differ."""
         layout, load = self.layout, self.workload
@@ -162,7 +167,8 @@ def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
     pairs = [(e / SIGMA, c.row.weight / len(row)) for c, row in zip(cases, errors(cases, constants), strict=True)
              for e in row.values()]  # fmt: skip
     error, weight = np.array(pairs).T
-    return np.copysign(np.sqrt(2.0 * weight * (np.sqrt(1.0 + error**2) - 1.0)), error)
+    weighted: Vector = np.copysign(np.sqrt(2.0 * weight * (np.sqrt(1.0 + error**2) - 1.0)), error)
+    return weighted
 
 
 def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constants:
@@ -200,15 +206,6 @@ def distance(a: tuple[list[float], list[object]], b: tuple[list[float], list[obj
     """Euclidean distance: a factor of UNIT in a size, or another category, counts 1."""
     sizes = sum(((x - y) / math.log(UNIT)) ** 2 for x, y in zip(a[0], b[0], strict=True))
     return math.sqrt(sizes + sum(x != y for x, y in zip(a[1], b[1], strict=True)))
-
-
-def nearest(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[float, Case]:
-    """The public result most like a plan, and its distance."""
-    here = coordinates(model, hardware, layout, load)
-    near = [
-        (distance(here, coordinates(c.model, c.hardware.name, c.layout, c.workload)), c) for c in cases() if c.whole
-    ]
-    return min(near, key=lambda pair: pair[0])
 
 
 def has_rows(model: PlannedModel) -> bool:

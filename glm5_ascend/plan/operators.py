@@ -88,8 +88,9 @@ class _Layers:
         # activations are quantized on the vector units
         return self.op(name, nbytes, int8=2.0 * tokens * rows * columns, vector=4.0 * tokens * columns)
 
-    def send(self, name: str, nbytes: float, group: int, kind: str) -> Op:
-        return Op(name, sent=self.count * nbytes, group=group, kind=kind, count=self.count)
+    def send(self, name: str, nbytes: float, group: int, kind: str) -> Iterator[Op]:
+        if group > 1:
+            yield Op(name, sent=self.count * nbytes, group=group, kind=kind, count=self.count)
 
     def attention(self) -> Iterator[Op]:
         c, engine, step = self.config, self.engine, self.step
@@ -112,9 +113,8 @@ class _Layers:
         yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens)
         yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens)
         yield from self.all_reduce()
-        if engine.dcp > 1:
-            sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
-            yield self.send("all-reduce", sent, engine.dcp, "allreduce")
+        sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
+        yield from self.send("all-reduce", sent, engine.dcp, "allreduce")
 
     def indexer(self) -> Iterator[Op]:
         """Lightning Indexer: every head scores every cached key and selects the best index_topk."""
@@ -127,10 +127,8 @@ class _Layers:
         yield self.op("lightning indexer", keys, scores * (not int8), scores * int8, 3.0 * pairs * c.index_n_heads)
 
     def all_reduce(self) -> Iterator[Op]:
-        tp = self.engine.tp
-        if tp > 1:
-            sent = 2.0 * (tp - 1) / tp * self.step.tokens * self.config.hidden_size * BF16
-            yield self.send("all-reduce", sent, tp, "allreduce")
+        tp, nbytes = self.engine.tp, self.step.tokens * self.config.hidden_size * BF16
+        yield from self.send("all-reduce", 2.0 * (tp - 1) / tp * nbytes, tp, "allreduce")
 
     def linear_attention(self) -> Iterator[Op]:
         """KDA: a step reads each request's state and writes one per token; a prompt has a state per chunk."""
@@ -167,8 +165,7 @@ class _Layers:
         # the router computes in fp32, which the cube does as four products of halves
         yield self.op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
         local = c.n_routed_experts / engine.ep
-        if engine.tp * engine.dp > 1:
-            yield from self.exchange(share, local)
+        yield from self.exchange(share, local)
         tokens = step.tokens * step.ranks
         slices = 1 if engine.expert_parallel else engine.tp * engine.dp
         mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
@@ -193,14 +190,13 @@ class _Layers:
         else:
             copies, kind = tokens * c.num_experts_per_tok * (dies - 1) / dies, "alltoall"
             width = BF16 if self.expert_type == FLOAT else 1
-        yield self.send("MoE dispatch", copies * c.hidden_size * width, dies, kind)
-        yield self.send("MoE combine", copies * c.hidden_size * BF16, dies, kind)
+        yield from self.send("MoE dispatch", copies * c.hidden_size * width, dies, kind)
+        yield from self.send("MoE combine", copies * c.hidden_size * BF16, dies, kind)
 
     def head(self, tokens: float) -> Iterator[Op]:
         c, tp = self.config, self.engine.tp
         yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens)
-        if tp > 1:
-            yield self.send("gather logits", tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, tp, "gather")
+        yield from self.send("gather logits", tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, tp, "gather")
 
 
 def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:

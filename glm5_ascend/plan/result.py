@@ -83,7 +83,8 @@ class Plan(Question):
         if model.stored_bytes is not None:
             total = replace(exact(model.stored_bytes), basis="measured")
         else:  # msModelSlim's head in fp32, and no copies of the MTP layer
-            total = Range(*(weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True))))
+            middle, low, high = (weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True)))
+            total = Range(middle, low, high)
         engine, positions = replace(layout.decode, sequences=1_000_000), model.config.max_position_embeddings
         ranks = engine.dp * layout.replicas
         return {

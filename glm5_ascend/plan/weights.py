@@ -53,6 +53,8 @@ _KINDS = {
 EMBEDDING_COPY = "embed_tokens"
 #: Divided along their inputs: scales and biases of output rows are whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
+#: Divided by tensor parallelism, but not for DSA context parallelism.
+_DSA_CP = {"self_attn.q_b_proj": "columns", "self_attn.kv_b_proj": "columns", "self_attn.o_proj": "output"}
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 #: Projections that MLAPO fuses; stored twice unless the node only decodes, with few tokens.
@@ -94,7 +96,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 
 @functools.lru_cache(maxsize=256)
 def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tuple[str, str], float]:
-    """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared (tp; whole with FlashComm)."""
+    """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared, columns, output (tp; see `copies`)."""
     config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(config):
         layer = config.spec.layer_of(prefix)
@@ -106,6 +108,8 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
         if not here or (drafts and (not mtp or shared)):
             continue
         (kind, division), shape = _kind_and_division(part, drafts), part.shape(sizes)
+        if layer is not None and config.attention_kind(layer) == "sparse":
+            division = _DSA_CP.get(part.name, division)
         if isinstance(part, Vector):
             # All norms of a quantized model get a bias, since the description names one norm's bias.
             norm = BF16 * (1 if model.quantization == "bf16" else 2)
@@ -131,11 +135,10 @@ def per_die(model: PlannedModel, engine: Engine, stage: PipelineStage) -> dict[s
     """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     experts = model.config.n_routed_experts
-    share = {"nothing": 1.0, "tp": 1 / engine.tp, "shared": 1 / engine.tp}
-    share["ep"] = -(-experts // engine.ep) / experts / slices
+    share = {"nothing": 1.0, "ep": -(-experts // engine.ep) / experts / slices}
     parts = dict[str, float]()
     for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
-        parts[kind] = parts.get(kind, 0.0) + nbytes * share[division]
+        parts[kind] = parts.get(kind, 0.0) + nbytes * share.get(division, 1 / engine.tp)
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
@@ -158,22 +161,34 @@ def copies(
     Args:
         decode_only: the engine does not prefill. split: prefill and decode run on different nodes.
     """
-    c, line = model.config, engine.line.copies
+    c, line, rest = model.config, engine.line.copies, 1.0 - 1.0 / engine.tp
     dsa_cp = engine.dsa_cp and not decode_only
     fused = engine.dcp == 1 and not dsa_cp
     moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
     first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim  # rows of q_a and kv_a together
     second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) // engine.tp  # rows of a die's q_b
-    nbytes = {"DSA-CP copies": _dsa_cp(model, engine, split, stage) if dsa_cp else 0.0}
+    sums, nbytes = Counter[str](), dict[str, float]()
+    for (_, division), size in weight_sums(model, engine.drafts > 0, stage).items():
+        sums[division] += size
+    if dsa_cp:
+        # Projections that are whole on every die (vllm-ascend's ShardedCPColumnParallelOp): q_b and kv_b, and on a
+        # prefill node the output projection. Elsewhere it is gathered for each chunk, into a buffer for each type.
+        nbytes["DSA-CP copies"] = rest * (sums["columns"] + (sums["output"] if split else 0))
+        out = c.num_attention_heads * c.v_head_dim * c.hidden_size
+        drafts = engine.drafts and c.num_nextn_predict_layers and stage.is_last
+        for kind in (
+            model.type_of(model.layers("sparse", stage.first)[0], "self_attn.o_proj"),
+            *[FLOAT] * bool(drafts),
+        ):
+            if not split and line.gathered_o_proj:  # FLOAT shards are transposed first
+                nbytes["DSA-CP copies"] += FORMATS[kind].weight * out * (2.0 - rest if kind == FLOAT else 1.0)
     if fused and engine.mlapo and not moved and model.cache != "li+sfa":
         # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
         one = first * (c.hidden_size + 2 * FP32) + second * (c.q_lora_rank + 2 * FP32)
         nbytes["MLAPO copies"] = float(_layers_of(model, W8A8, stage) * one)
     if line.shared_experts and (dsa_cp or engine.flashcomm):
         # FlashComm, which DSA-CP needs in vllm-ascend 0.23, keeps the shared experts whole.
-        sums = weight_sums(model, engine.drafts > 0, stage)
-        shared = sum(size for (_, division), size in sums.items() if division == "shared")
-        nbytes["whole shared experts"] = (1.0 - 1.0 / engine.tp) * shared
+        nbytes["whole shared experts"] = rest * sums["shared"]
     if line.prolog and fused and not decode_only:
         # npu_mla_prolog_v3: q_a and kv_a as two matrices, and all scales in fp32.
         one = first * c.hidden_size + FP32 * (first + second)
@@ -182,35 +197,6 @@ def copies(
         # GLM-5's draft has a second reference to its head, so sharing the target's head frees nothing.
         nbytes["draft's own head"] = BF16 * c.vocab_size * c.hidden_size / engine.tp
     return nbytes
-
-
-def _dsa_cp(model: PlannedModel, engine: Engine, split: bool, stage: PipelineStage) -> float:
-    """Projections that DSA context parallelism keeps whole on every die (vllm-ascend's ShardedCPColumnParallelOp).
-
-    These are q_b_proj and kv_b_proj, and on a prefill node the output projection. Elsewhere the output projection is
-    gathered for each chunk, into one buffer for all layers of a type.
-    """
-    c = model.config
-    heads, rest = c.num_attention_heads, 1.0 - 1.0 / engine.tp
-    parts = {
-        "self_attn.q_b_proj": (heads * (c.qk_nope_head_dim + c.qk_rope_head_dim), c.q_lora_rank),
-        "self_attn.kv_b_proj": (heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank),
-        "self_attn.o_proj": (c.hidden_size, heads * c.v_head_dim),
-    }
-    sparse = model.layers("sparse", stage.first, stage.end)
-    layers = {sparse[0]: len(sparse)}
-    if engine.drafts and c.num_nextn_predict_layers and stage.is_last:
-        layers[c.num_hidden_layers] = 1
-    total = 0.0
-    for layer, count in layers.items():
-        for part, (rows, columns) in parts.items():
-            kind = FORMATS[stored := model.type_of(layer, part)]
-            matrix = kind.weight * rows * columns
-            if split or part != "self_attn.o_proj":
-                total += count * rest * (matrix + kind.resident * rows)
-            elif engine.line.copies.gathered_o_proj:  # FLOAT shards are transposed first
-                total += matrix * (1.0 + (1.0 / engine.tp if stored == FLOAT else 0.0))
-    return total
 
 
 @functools.lru_cache(maxsize=64)
