@@ -96,7 +96,7 @@ def spoken(values: dict[str, tuple[int, float, float]]) -> str:
 def away(case: Case) -> float:
     """Distance of a row from the rows of other loads and layouts."""
     others = [c for c in cases() if c.judged and c.group != case.group]
-    return min(distance(case.coordinates, c.coordinates) for c in others)
+    return min(distance(c, case.model, case.hardware.name, case.layout, case.workload) for c in others)
 
 
 def bands(unseen: Errors) -> dict[str, float]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -41,21 +40,19 @@ _NAMES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """Runs, the constants before and after, and the machine with the new ones."""
 
-    cases: tuple[Case, ...]
+    cases: list[Case]
     before: Constants
     after: Constants
     machine: Hardware
 
     def lines(self) -> Iterator[str]:
         """Lines for a terminal: the error of each run before and after, and the constants."""
-        pairs = zip(self.cases, errors(self.cases, self.before), errors(self.cases, self.after), strict=True)
-        for case, before, after in pairs:
+        for case, *signed in zip(self.cases, *(errors(self.cases, x) for x in (self.before, self.after)), strict=True):
             for name, value in case.measured.items():
-                change = f"{100 * math.expm1(before[name]):+.0f} % -> {100 * math.expm1(after[name]):+.0f} %"
+                change = " -> ".join(f"{100 * math.expm1(error[name]):+.0f} %" for error in signed)
                 yield f"{case.row.id}: {name} measured {value:,.4g}, planner {change}"
         for name in PRIORS:
             yield f"{name:14} {getattr(self.before, name):.4g} -> {getattr(self.after, name):.4g}"
@@ -92,7 +89,7 @@ def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibratio
     before = machine.constants or fitted().constants
     after = fit(cases, before, _TRUST)
     changes = {"constants": after, "title": f"{machine.title}, calibrated"}
-    return Calibration(tuple(cases), before, after, machine.model_copy(update=changes))
+    return Calibration(cases, before, after, machine.model_copy(update=changes))
 
 
 def write(hardware: Hardware, path: Path, *, replace: bool = False) -> None:

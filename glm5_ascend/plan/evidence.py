@@ -94,11 +94,6 @@ class Case:
         return {name: value for name, value in zip(OUTPUTS, values, strict=True) if value}
 
     @property
-    def coordinates(self) -> tuple[list[float], list[object]]:
-        """Sizes and categories for `distance`."""
-        return coordinates(self.model, self.hardware.name, self.layout, self.workload)
-
-    @property
     def group(self) -> tuple[object, ...]:
         """Runs of the same load and layout are nearly one measurement; model version and weights may differ."""
         layout, load = self.layout, self.workload
@@ -188,24 +183,21 @@ def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constant
     return to_constants(np.asarray(solution.x, dtype=np.float64))
 
 
-def coordinates(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[list[float], list[object]]:
-    """Logarithms of the sizes that decide a speed, and categories."""
-    engine = layout.decode
-    sizes = (
-        load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp,
-        max(0.25, load.concurrency / layout.replicas / engine.dp),
-    )  # fmt: skip
-    kinds = [
-        model.config.model_type, model.expert_type, hardware, bool(layout.prefill), engine.drafts, engine.dcp > 1,
-        max(e.pp for e in layout.engines.values()) > 1, engine.expert_parallel,
-    ]  # fmt: skip
-    return [math.log(max(size, 1e-3)) for size in sizes], kinds
+def distance(case: Case, model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> float:
+    """Euclidean distance of a plan from a public result: a factor of UNIT in a size, or another category, counts 1."""
 
+    def point(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[list[float], list[object]]:
+        engine = layout.decode
+        batch = max(0.25, load.concurrency / layout.replicas / engine.dp)
+        sizes = (load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp, batch)
+        stages = max(e.pp for e in layout.engines.values())
+        kinds = (model.config.model_type, model.expert_type, hardware, bool(layout.prefill))
+        switches = (engine.drafts, engine.dcp > 1, stages > 1, engine.expert_parallel)
+        return [math.log(max(size, 1e-3), UNIT) for size in sizes], [*kinds, *switches]
 
-def distance(a: tuple[list[float], list[object]], b: tuple[list[float], list[object]]) -> float:
-    """Euclidean distance: a factor of UNIT in a size, or another category, counts 1."""
-    sizes = sum(((x - y) / math.log(UNIT)) ** 2 for x, y in zip(a[0], b[0], strict=True))
-    return math.sqrt(sizes + sum(x != y for x, y in zip(a[1], b[1], strict=True)))
+    sizes, kinds = point(model, hardware, layout, load)
+    others, theirs = point(case.model, case.hardware.name, case.layout, case.workload)
+    return math.hypot(math.dist(sizes, others), math.sqrt(sum(x != y for x, y in zip(kinds, theirs, strict=True))))
 
 
 def has_rows(model: PlannedModel) -> bool:

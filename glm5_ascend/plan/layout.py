@@ -77,8 +77,8 @@ class Engine:
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
-        """The layers of each pipeline stage: equal parts, each from a layer with an indexer of its own on (rule P66), or
-        those of the partition; PlanError if it has another number of stages or layers."""
+        """The layers of each pipeline stage: the partition's (PlanError if they are not all layers), or equal parts, each
+        from a layer with an indexer of its own on (rule P66)."""
         layers, (base, rest) = config.num_hidden_layers, divmod(config.num_hidden_layers, self.pp)
         equal = (base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp - 1))
         starts = [next((i for i in range(s, layers) if config.has_indexer(i)), s) for s in accumulate(equal)]

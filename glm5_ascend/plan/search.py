@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from glm5_ascend.plan.evidence import SLOPE, Case, cases, coordinates, distance
+from glm5_ascend.plan.evidence import SLOPE, Case, cases, distance
 from glm5_ascend.plan.hardware import Hardware, fitted
 from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
 from glm5_ascend.plan.model import PlannedModel
@@ -51,8 +51,8 @@ class Question:
         """Distance to the nearest public result, and this result; None for a measured machine."""
         if self.hardware.measured_on is not None:
             return None
-        here = coordinates(self.model, self.hardware.name, layout, self.workload)
-        return min(((distance(here, c.coordinates), c) for c in cases() if c.whole), key=lambda pair: pair[0])
+        plan = self.model, self.hardware.name, layout, self.workload
+        return min(((distance(case, *plan), case) for case in cases() if case.whole), key=lambda pair: pair[0])
 
     def half_widths(self, layout: Layout) -> dict[str, float]:
         """Half widths of the ranges' logarithms: they should hold four of five results that no fit has seen."""

@@ -102,28 +102,24 @@ class Steps:
         return (max(device, host) if self.hardware.host_ahead else device + host) + self.constants.step_seconds
 
     def _time(self, ops: Iterable[Op]) -> Duration:
-        times = Duration(float)
+        """Time of operators of one die; HBM, cube and vector units work at the same time."""
+        times, hardware, c = Duration(float), self.hardware, self.constants
+        rates, links = hardware.rates, hardware.links
         for op in ops:
-            seconds, limit = self._collective(op) if op.kind else self._product(op)
+            cube = op.bf16 / rates.bf16.value + op.int8 / rates.int8.value
+            units = ("cube", cube / c.compute), ("vector", op.vector / rates.vector.value / c.compute)
+            limit, seconds = max(("HBM", op.nbytes / rates.memory.value / c.memory), *units, key=lambda unit: unit[1])
+            if op.kind:
+                link = hardware.link(op.group)
+                local = min(1.0, (hardware.dies_per_node - 1) / (op.group - 1))  # share of partners inside the node
+                seconds = op.sent / LINK * (local / links.node.bandwidth + (1 - local) / link.bandwidth)
+                if op.kind == "alltoall":
+                    seconds += op.count * (link.latency + (op.group - 1) * hardware.peer_seconds.value)
+                else:
+                    seconds += op.count * link.latency * math.log2(op.group)
+                limit = "HCCS" if link is links.node else "UB" if link is links.pod else "RoCE"
             times[op.name, limit] += seconds
         return times
-
-    def _product(self, op: Op) -> tuple[float, str]:
-        """Time of an operator of one die and its limit: HBM, cube, or vector; they work at the same time."""
-        rates, compute = self.hardware.rates, self.constants.compute
-        bytes_time = (op.nbytes / rates.memory.value / self.constants.memory, "HBM")
-        cube = (op.bf16 / rates.bf16.value + op.int8 / rates.int8.value) / compute
-        return max(bytes_time, (cube, "cube"), (op.vector / rates.vector.value / compute, "vector"))
-
-    def _collective(self, op: Op) -> tuple[float, str]:
-        hardware, link = self.hardware, self.hardware.link(op.group)
-        local = min(1.0, (hardware.dies_per_node - 1) / max(1, op.group - 1))  # share of partners inside the node
-        inside, outside = op.sent * local / hardware.links.node.bandwidth, op.sent * (1 - local) / link.bandwidth
-        setup = link.latency * math.log2(op.group)
-        if op.kind == "alltoall":
-            setup = link.latency + (op.group - 1) * hardware.peer_seconds.value
-        name = "HCCS" if link is hardware.links.node else "UB" if link is hardware.links.pod else "RoCE"
-        return (inside + outside) / LINK + op.count * setup, name
 
     def transfer(self, engine: Engine, prefill: Engine, tokens: float) -> float:
         """Seconds to send the cache of a prompt to the decode engine, whole to each die of a tensor-parallel group."""
