@@ -25,19 +25,6 @@ _NO_TEXT = {"line", "partition"}
 
 
 @dataclass(frozen=True)
-class PipelineStage:
-    """Layers [first, end) of the target. The first stage has the embedding, the last one head and MTP layer."""
-
-    first: int
-    end: int
-    is_first: bool = True
-    is_last: bool = True
-
-    def holds(self, layer: int, is_mtp: bool) -> bool:
-        return self.is_last if is_mtp else self.first <= layer < self.end
-
-
-@dataclass(frozen=True)
 class Engine:
     """One pool of dies under one scheduler: `dp` ranks of `tp` dies; experts lie over all of them.
 
@@ -76,9 +63,11 @@ class Engine:
     line: EngineLine = STABLE
     partition: tuple[int, ...] = ()
 
-    def stages(self, config: ModelConfig) -> tuple[PipelineStage, ...]:
-        """The layers of each pipeline stage: the partition's (PlanError if they are not all layers), or equal parts, each
-        from a layer with an indexer of its own on (rule P66)."""
+    def stages(self, config: ModelConfig) -> list[range]:
+        """Main layers of each pipeline stage: those of the partition, or equal parts that begin with an indexer (P66).
+
+        The first stage has the embedding, the last one head and MTP layer. PlanError: a partition of other layers.
+        """
         layers, (base, rest) = config.num_hidden_layers, divmod(config.num_hidden_layers, self.pp)
         equal = (base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp - 1))
         starts = [next((i for i in range(s, layers) if config.has_indexer(i)), s) for s in accumulate(equal)]
@@ -86,8 +75,7 @@ class Engine:
         if len(parts) != self.pp or sum(parts) != layers:
             text = ",".join(map(str, parts))
             raise PlanError(f"layers {text}: not {self.pp} stages of {layers} layers in all", "one number per stage")
-        bounds = pairwise(accumulate(parts, initial=0))
-        return tuple(PipelineStage(*bound, i == 0, i == self.pp - 1) for i, bound in enumerate(bounds))
+        return [range(*bounds) for bounds in pairwise(accumulate(parts, initial=0))]
 
     @property
     def ep(self) -> int:

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from glm5_ascend.plan import weights
 from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.plan.layout import Engine, PipelineStage
+from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32
 from glm5_ascend.plan.workload import Workload
@@ -53,15 +53,16 @@ def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: PipelineStage | None = None) -> float:
+def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: range | None = None) -> float:
     """Cache bytes of a token on every die of a tensor-parallel group; stage: None for all layers.
 
     There is one KV head, so TP does not divide it. DCP divides the attention rows, not the indexer keys. An IndexShare
     model has indexer keys only in the layers with an indexer. Layers of linear attention share pages with the others.
     """
     config = model.config
-    count = config.num_layers_with_mtp if mtp else config.num_hidden_layers
-    cached = [layer for layer in range(count) if stage is None or stage.holds(layer, config.is_mtp(layer))]
+    cached = list(range(config.num_hidden_layers) if stage is None else stage)
+    if mtp and cached[-1] == config.num_hidden_layers - 1:
+        cached += range(config.num_hidden_layers, config.num_layers_with_mtp)
     indexers = sum(indexer_row(model, layer) for layer in cached if config.has_indexer(layer))
     kinds = [config.attention_kind(layer) for layer in cached]
     pools = max(kinds.count("sparse"), math.ceil(kinds.count("linear") / max(1, _longest_run(kinds))))
@@ -73,13 +74,13 @@ def _longest_run(kinds: list[str]) -> int:
     return max((len(list(run)) for kind, run in groupby(kinds) if kind == "linear"), default=0)
 
 
-def state_tokens(model: PlannedModel, engine: Engine, stage: PipelineStage) -> int:
+def state_tokens(model: PlannedModel, engine: Engine, stage: range) -> int:
     """Tokens whose cache has as many bytes as what a request keeps whatever its length; 0 without linear attention.
 
     A state has a page of the cache. Per group of layers: the state now, one for each draft that may be rejected, one
     for the prefix cache; in addition the tokens of the indexer's unfinished pool.
     """
-    c, groups = model.config, _longest_run([model.config.attention_kind(i) for i in range(stage.first, stage.end)])
+    c, groups = model.config, _longest_run(list(map(model.config.attention_kind, stage)))
     if not groups:
         return 0
     width = c.linear_num_heads // engine.tp * c.linear_head_dim
@@ -145,7 +146,7 @@ def fit(
 
 
 def stage_fit(
-    model: PlannedModel, hardware: Hardware, engine: Engine, stage: PipelineStage, decode_only: bool, split: bool
+    model: PlannedModel, hardware: Hardware, engine: Engine, stage: range, decode_only: bool, split: bool
 ) -> Memory:
     """Memory of a die of one pipeline stage; arguments as in `fit`."""
     c, by_kind = model.config, weights.per_die(model, engine, stage)

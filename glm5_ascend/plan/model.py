@@ -91,9 +91,9 @@ class PlannedModel:
     def type_of(self, layer: int, part: str) -> str:
         return self.types[self.config.spec.layer_prefix(layer) + part]
 
-    def layers(self, kind: str, first: int = 0, end: int | None = None) -> list[int]:
-        """Main layers [first, end) with this kind of attention: sparse | linear."""
-        layers = range(first, self.config.num_hidden_layers if end is None else end)
+    def layers(self, kind: str, stage: range | None = None) -> list[int]:
+        """Main layers with this kind of attention: sparse | linear; of a pipeline stage, or all."""
+        layers = stage or range(self.config.num_hidden_layers)
         return [layer for layer in layers if self.config.attention_kind(layer) == kind]
 
     def topk_layers(self, index_cache: bool) -> int:

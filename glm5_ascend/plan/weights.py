@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
-from glm5_ascend.plan.layout import Engine, PipelineStage
+from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
 BF16, FP32 = 2, 4
@@ -95,16 +95,16 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 
 
 @functools.lru_cache(maxsize=256)
-def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tuple[str, str], float]:
+def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str, str], float]:
     """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared, columns, output (tp; see `copies`)."""
     config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
     for prefix, part, count in counted_parts(config):
         layer = config.spec.layer_of(prefix)
         drafts = layer is not None and config.is_mtp(layer)
-        last = part.name in (config.spec.head, config.spec.final_norm)
-        here = stage.holds(layer, drafts) if layer is not None else stage.is_last if last else stage.is_first
+        last = drafts or part.name in (config.spec.head, config.spec.final_norm)
         # The first stage's embedding cannot be shared with a draft on the last one.
-        shared = part.name in config.spec.mtp_copies and (part.name != EMBEDDING_COPY or stage.is_first)
+        shared = part.name in config.spec.mtp_copies and (part.name != EMBEDDING_COPY or stage.start == 0)
+        here = stage.stop == config.num_hidden_layers if last else (layer or 0) in stage
         if not here or (drafts and (not mtp or shared)):
             continue
         (kind, division), shape = _kind_and_division(part, drafts), part.shape(sizes)
@@ -125,13 +125,13 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: PipelineStage) -> dict[tu
             sums[kind, "nothing" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
             if stored == W8A8:  # a static input scale is repeated
                 sums[kind, division if along_rows else "nothing"] += count * BF16 * shape[1]
-    if mtp and model.rotated and config.num_nextn_predict_layers and stage.is_last:
+    if mtp and model.rotated and config.num_nextn_predict_layers and stage.stop == config.num_hidden_layers:
         sums["MTP layer", "nothing"] += BF16 * config.hidden_size**2  # rot.weight
     return dict(sums)
 
 
 @functools.lru_cache(maxsize=4096)
-def per_die(model: PlannedModel, engine: Engine, stage: PipelineStage) -> dict[str, int]:
+def per_die(model: PlannedModel, engine: Engine, stage: range) -> dict[str, int]:
     """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     experts = model.config.n_routed_experts
@@ -153,16 +153,14 @@ def _kind_and_division(part: Weight, mtp: bool) -> tuple[str, str]:
     return "MTP layer" if mtp else kind, division
 
 
-def copies(
-    model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: PipelineStage
-) -> dict[str, float]:
+def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: range) -> dict[str, float]:
     """Bytes of weights that a die holds in addition to its share, by use.
 
     Args:
         decode_only: the engine does not prefill. split: prefill and decode run on different nodes.
     """
     c, line, rest = model.config, engine.line.copies, 1.0 - 1.0 / engine.tp
-    dsa_cp = engine.dsa_cp and not decode_only
+    dsa_cp, last = engine.dsa_cp and not decode_only, stage.stop == c.num_hidden_layers
     fused = engine.dcp == 1 and not dsa_cp
     moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
     first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim  # rows of q_a and kv_a together
@@ -175,9 +173,9 @@ def copies(
         # prefill node the output projection. Elsewhere it is gathered for each chunk, into a buffer for each type.
         nbytes["DSA-CP copies"] = rest * (sums["columns"] + (sums["output"] if split else 0))
         out = c.num_attention_heads * c.v_head_dim * c.hidden_size
-        drafts = engine.drafts and c.num_nextn_predict_layers and stage.is_last
+        drafts = last and engine.drafts and c.num_nextn_predict_layers
         for kind in (
-            model.type_of(model.layers("sparse", stage.first)[0], "self_attn.o_proj"),
+            model.type_of(model.layers("sparse", stage)[0], "self_attn.o_proj"),
             *[FLOAT] * bool(drafts),
         ):
             if not split and line.gathered_o_proj:  # FLOAT shards are transposed first
@@ -193,13 +191,13 @@ def copies(
         # npu_mla_prolog_v3: q_a and kv_a as two matrices, and all scales in fp32.
         one = first * c.hidden_size + FP32 * (first + second)
         nbytes["PROLOG copies"] = float(_layers_of(model, W8A8_DYNAMIC, stage) * one)
-    if line.draft_head and engine.drafts and stage.is_last and not c.attention_types:
+    if line.draft_head and engine.drafts and last and not c.attention_types:
         # GLM-5's draft has a second reference to its head, so sharing the target's head frees nothing.
         nbytes["draft's own head"] = BF16 * c.vocab_size * c.hidden_size / engine.tp
     return nbytes
 
 
 @functools.lru_cache(maxsize=64)
-def _layers_of(model: PlannedModel, kind: str, stage: PipelineStage) -> int:
-    layers = model.layers("sparse", stage.first, stage.end)
+def _layers_of(model: PlannedModel, kind: str, stage: range) -> int:
+    layers = model.layers("sparse", stage)
     return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)

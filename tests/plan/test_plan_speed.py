@@ -5,19 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm5_ascend.plan.evidence import (
-    PRIORS,
-    STEP,
-    Case,
-    cases,
-    errors,
-    fit,
-    make_case,
-    predictions,
-    residuals,
-    to_constants,
-    to_vector,
-)
+from glm5_ascend.plan import evidence
+from glm5_ascend.plan.evidence import PRIORS, Case, cases, errors, fit, make_case, predictions, to_constants
 from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
@@ -52,12 +41,12 @@ def test_committed_constants_are_a_minimum() -> None:
     """A step of any constant makes the fit worse."""
 
     def objective(x: np.ndarray) -> float:
-        return float((residuals(cases(), to_constants(x)) ** 2).sum() + x @ x)
+        return float((evidence.residuals(cases(), to_constants(x)) ** 2).sum() + x @ x)
 
-    best = to_vector(FITTED)
+    best = evidence.to_vector(FITTED)
     for step in 0.3 * np.concatenate([np.eye(len(PRIORS)), -np.eye(len(PRIORS))]):
         assert objective(best + step) > objective(best)
-    assert STEP < 0.3
+    assert evidence.STEP < 0.3
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
 
 def partition(model: PlannedModel, engine: Engine) -> str:
     """Layers of each pipeline stage, as VLLM_PP_LAYER_PARTITION has them."""
-    return ",".join(str(stage.end - stage.first) for stage in engine.stages(model.config))
+    return ",".join(str(len(stage)) for stage in engine.stages(model.config))
 
 
 def _parallel(engine: Engine, name: str, nodes: int, rpc: int | str) -> dict[str, Any]:
