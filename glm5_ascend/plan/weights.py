@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import defaultdict
 from typing import NamedTuple
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
@@ -97,7 +97,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 @functools.lru_cache(maxsize=256)
 def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str, str], float]:
     """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared, columns, output (tp; see `copies`)."""
-    config, sizes, sums = model.config, model.config.sizes, Counter[tuple[str, str]]()
+    config, sizes, sums = model.config, model.config.sizes, defaultdict[tuple[str, str], float](float)
     for prefix, part, count in counted_parts(config):
         layer = config.spec.layer_of(prefix)
         drafts = layer is not None and config.is_mtp(layer)
@@ -120,7 +120,7 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str,
         else:
             stored = model.types[prefix + part.name]
             weight = FORMATS[stored].weight * (2 if part.name == "mlp.gate" else 1)  # the router computes in fp32
-            sums[kind, division] += count * weight * math.prod(shape)  # type: ignore[assignment]
+            sums[kind, division] += count * weight * math.prod(shape)
             along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
             sums[kind, "nothing" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
             if stored == W8A8:  # a static input scale is repeated
@@ -136,9 +136,9 @@ def per_die(model: PlannedModel, engine: Engine, stage: range) -> dict[str, int]
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     experts = model.config.n_routed_experts
     share = {"nothing": 1.0, "ep": -(-experts // engine.ep) / experts / slices}
-    parts = dict[str, float]()
+    parts = defaultdict[str, float](float)
     for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
-        parts[kind] = parts.get(kind, 0.0) + nbytes * share.get(division, 1 / engine.tp)
+        parts[kind] += nbytes * share.get(division, 1 / engine.tp)
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
 
 
@@ -165,21 +165,18 @@ def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, 
     moved = decode_only and engine.batched_tokens <= _FUSED_TOKENS
     first = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_head_dim  # rows of q_a and kv_a together
     second = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim) // engine.tp  # rows of a die's q_b
-    sums, nbytes = Counter[str](), dict[str, float]()
+    sums, nbytes = defaultdict[str, float](float), dict[str, float]()
     for (_, division), size in weight_sums(model, engine.drafts > 0, stage).items():
         sums[division] += size
     if dsa_cp:
         # Projections that are whole on every die (vllm-ascend's ShardedCPColumnParallelOp): q_b and kv_b, and on a
         # prefill node the output projection. Elsewhere it is gathered for each chunk, into a buffer for each type.
         nbytes["DSA-CP copies"] = rest * (sums["columns"] + (sums["output"] if split else 0))
-        out = c.num_attention_heads * c.v_head_dim * c.hidden_size
-        drafts = last and engine.drafts and c.num_nextn_predict_layers
-        for kind in (
-            model.type_of(model.layers("sparse", stage)[0], "self_attn.o_proj"),
-            *[FLOAT] * bool(drafts),
-        ):
-            if not split and line.gathered_o_proj:  # FLOAT shards are transposed first
-                nbytes["DSA-CP copies"] += FORMATS[kind].weight * out * (2.0 - rest if kind == FLOAT else 1.0)
+        kinds = [model.type_of(model.layers("sparse", stage)[0], "self_attn.o_proj")]
+        kinds += [FLOAT] * bool(last and engine.drafts and c.num_nextn_predict_layers)
+        for kind in kinds if line.gathered_o_proj and not split else ():
+            buffer = FORMATS[kind].weight * c.num_attention_heads * c.v_head_dim * c.hidden_size
+            nbytes["DSA-CP copies"] += buffer * (2.0 - rest if kind == FLOAT else 1.0)  # FLOAT is transposed first
     if fused and engine.mlapo and not moved and model.cache != "li+sfa":
         # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
         one = first * (c.hidden_size + 2 * FP32) + second * (c.q_lora_rank + 2 * FP32)
