@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,8 +29,9 @@ from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.memory import FROM_DISK, cache_bytes
 from glm5_kernels.registry import cache
 
-#: Seconds that running requests have to end after the first Ctrl-C.
-GRACE_S = 30.0
+#: Seconds from the first Ctrl-C to SIGKILL. vLLM ends running requests at once, and then waits for their connections
+#: for ever (0.32); SGLang lets them run on.
+GRACE_S, SGLANG_GRACE_S = 5.0, 30.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: Text in vLLM's log -> stage of the start.
 STAGES = {
@@ -72,7 +73,7 @@ def run_server(command: ServerCommand, log: Path | None) -> None:
             if process.wait() or "--headless" not in command.argv:  # vLLM's code is 0 when its engine has died
                 raise _failure(process, log, start, "")
         except KeyboardInterrupt:
-            end(process)
+            end(process, grace_seconds(command.argv))
             raise
         finally:
             end(process, grace=0)
@@ -174,6 +175,14 @@ def _text(log: Path | None, start: int) -> str:
 def _stage(text: str) -> str:
     stages = [(text.index(mark), stage) for mark, stage in STAGES.items() if mark in text]
     return max(stages)[1] if stages else "importing vLLM"
+
+
+def grace_seconds(argv: Sequence[str]) -> float:
+    """Seconds that a server has to end, with those that vLLM's --shutdown-timeout gives to running requests."""
+    if any("sglang" in word for word in argv[:3]):
+        return SGLANG_GRACE_S
+    drain = value_of(argv, "--shutdown-timeout")
+    return GRACE_S + (int(drain) if drain.isdecimal() else 0)
 
 
 def end(process: subprocess.Popen[bytes], grace: float = GRACE_S) -> None:

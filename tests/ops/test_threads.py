@@ -1,4 +1,4 @@
-"""The threads of one op: the same bits with any number of them, errors, forks, several callers, and sleep."""
+"""The threads of one op: the same bits with any number of them, errors, forks, several callers, sleep, busy cores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from numba import types
 from numpy.typing import NDArray
 
-from glm5_kernels.compiled import threads
+from glm5_kernels.compiled import handover, threads
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.ops import PER_TOKEN, LinearWeights, int8_linear
+
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+thread_self = types.ExternalFunction("pthread_self", types.int64())
 
 
 @pytest.fixture(autouse=True)
@@ -105,11 +109,39 @@ def test_after_ctrl_c() -> None:
 
 
 def test_threads_without_work_sleep() -> None:
-    """They wait for the next op for a moment, then for an event, which costs no processor time."""
+    """They wait for the next op for a moment, then for a lock, which costs no processor time."""
     torch.set_num_threads(4)
     assert done_once(1000, 1)
-    deadline = time.monotonic() + 60
-    while any(event.is_set() for event in threads.team(os.getpid()).awake):
+    memory, deadline = threads.team(os.getpid()).memory, time.monotonic() + 60
+    while not all(memory[handover.ASLEEP + handover.LINE * number] for number in range(1, 4)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert done_once(1000, 1)
+
+
+@kernel
+def stopped(first: int, last: int, ended: NDArray[np.int64], caller: int) -> None:
+    """Wait until both tasks have begun; the one that the caller does not have sleeps for 500 ms after the caller's."""
+    ended[first] = 1
+    while ended[0] + ended[1] < 2:
+        usleep(100)
+    if thread_self() == caller:
+        ended[2] = 1
+        return
+    while ended[2] == 0:
+        usleep(100)
+    usleep(500_000)
+
+
+def test_the_caller_works_alone_after_a_thread_was_stopped() -> None:
+    torch.set_num_threads(2)
+    team = threads.team(os.getpid())
+    team.memory[handover.ALONE] = 0
+    before = time.monotonic_ns()
+    threads.run_ranges(stopped, 2, 1, np.zeros(3, np.int64), threading.get_ident())
+    assert team.memory[handover.ALONE] > before + 16 * 200_000_000
+    team.memory[handover.ALONE] = 2**62
+    began = int(team.memory[handover.LAST])
+    assert done_once(1000, 1) and team.memory[handover.LAST] == began  # without the others
+    team.memory[handover.ALONE] = 0
+    assert done_once(1000, 1) and team.memory[handover.LAST] == began + 1

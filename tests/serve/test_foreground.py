@@ -16,7 +16,7 @@ import pytest
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand
-from glm5_ascend.serve.foreground import _stage, end, run_server
+from glm5_ascend.serve.foreground import _stage, end, grace_seconds, run_server
 from glm5_ascend.serve.local_server import free_port
 from glm5_kernels.cache import MESSAGE
 from tests.support.command import environment, glm5_ascend, in_process, interruptible
@@ -110,6 +110,20 @@ def test_end_kills_a_process_that_ignores_sigterm(tmp_path: Path) -> None:
     assert process.stdout is not None and process.stdout.readline()
     end(process, grace=0.2)
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("argv", "seconds"),
+    [
+        (["vllm", "serve"], 5),
+        (["vllm", "serve", "--shutdown-timeout", "300"], 305),
+        (["vllm", "serve", "--shutdown-timeout=7"], 12),
+        (["vllm", "serve", "--shutdown-timeout", "soon"], 5),
+        (["python", "-m", "sglang.launch_server"], 30),
+    ],
+)
+def test_running_requests_get_the_time_that_their_engine_gives_them(argv: list[str], seconds: int) -> None:
+    assert grace_seconds(argv) == seconds
 
 
 def test_the_key_is_in_no_command_line(tiny_w4a8: Path) -> None:
