@@ -59,10 +59,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibration:
-    """Fit to the runs of a file.
-
-    Args:
-        hardware: machine of rows that name none. setup: keys of a row that a JSON file does not have.
+    """Fit to the runs of a file, on `hardware` if a row names none; `setup` has keys of a row that a JSON file lacks.
 
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the row and the key.
@@ -113,9 +110,6 @@ def _text(path: Path) -> str:
 
 def read_results(path: Path, text: str | None = None) -> list[dict[str, Any]]:
     """Runs of a benchmark's JSON or JSON lines: workload, out_tok_s, ttft_ms and tpot_ms (None: not in the file).
-
-    Args:
-        text: content of the file; None: read it.
 
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the file, the line and the key.

@@ -131,8 +131,7 @@ def predictions(cases: Sequence[Case], constants: Constants) -> list[Prediction]
         key = (id(case.model), case.hardware.name)
         if key not in steps:
             steps[key] = Steps(case.model, case.hardware, constants)
-        tried = (predict(steps[key], case.layout, case.workload, end=end) for end in ("value", "high"))
-        result = next((p for p in tried if p), None)
+        result = predict(steps[key], case.layout, case.workload, ends=("value", "high"))
         if result is None:
             raise PlanError(f"run {case.row.id} does not fit the machine it ran on", "correct layout or workload")
         results.append(result)
@@ -167,11 +166,7 @@ def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
 
 
 def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constants:
-    """Constants fitted to runs by least squares.
-
-    Args:
-        trust: how far they may move from `start`, as a share of the priors' spread; the distance counts in full.
-    """
+    """Constants fitted to runs by least squares; they move from `start` by about `trust` times the priors' spread."""
     from scipy.optimize import least_squares
 
     origin = to_vector(start)

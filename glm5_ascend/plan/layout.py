@@ -32,13 +32,10 @@ class Engine:
         drafts: MTP tokens per step, 0: off.
         sequences: maximum requests of one DP rank at a time (--max-num-seqs).
         batched_tokens: maximum tokens of one step of a rank (--max-num-batched-tokens).
-        utilization: share of a die's memory the engine may use.
-        buffer_mb: HCCL_BUFFSIZE.
+        utilization: share of a die's memory the engine may use. buffer_mb: HCCL_BUFFSIZE.
         dsa_cp: DSA context parallelism: each die of a TP group prefills its share of the tokens.
-        eager: decode without graphs.
-        pp: pipeline stages, each of tp x dp dies with its share of the layers.
-        partition: layers of each stage; empty: equal.
-        expert_parallel: false: every die holds a slice of every expert.
+        eager: decode without graphs. expert_parallel: false: every die holds a slice of every expert.
+        pp: pipeline stages, each of tp x dp dies. partition: layers of each stage; empty: equal.
         index_cache: vllm-ascend's `use_index_cache`: three of four layers reuse another layer's top-k.
         flashcomm: vllm-ascend's sequence parallelism. mlapo: its fused preprocessing, where it can run.
         line: line of vllm-ascend whose copies of weights are counted.
@@ -135,10 +132,9 @@ class Layout:
 
 
 def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | None = None) -> Layout:
-    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8`, with usual settings; PlanError names a wrong key.
+    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8`; PlanError names a wrong key.
 
-    Args:
-        clients: requests at a time, for `seqs`. drafts: for `mtp`; None: 3, or none without an MTP layer.
+    Without `seqs` it is sized for so many clients, without `mtp` it has `drafts`; the others are usual settings.
     """
     texts, usual = pairs(text), usual_settings(config, drafts)
     common = {"mtp": usual["drafts"], "line": usual["line"]}

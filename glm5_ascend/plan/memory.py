@@ -136,11 +136,8 @@ class Memory:
 def fit(
     model: PlannedModel, hardware: Hardware, engine: Engine, decode_only: bool = False, split: bool = False
 ) -> Memory:
-    """Memory of a die of the pipeline stage with the fewest cached tokens.
-
-    Args:
-        decode_only: the engine does not prefill. split: prefill and decode run on different nodes.
-    """
+    """Memory of a die of the pipeline stage with the fewest cached tokens, in an engine that does not prefill
+    (`decode_only`), or one of those that share the work of prefill and decode (`split`)."""
     stages = (stage_fit(model, hardware, engine, stage, decode_only, split) for stage in engine.stages(model.config))
     return min(stages, key=lambda memory: memory.budget / memory.bytes_per_token)
 

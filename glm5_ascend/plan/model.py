@@ -97,11 +97,8 @@ class PlannedModel:
         return [layer for layer in layers if self.config.attention_kind(layer) == kind]
 
     def topk_layers(self, index_cache: bool) -> int:
-        """Main layers that compute their own top-k; more layers than these may have an indexer.
-
-        Args:
-            index_cache: vllm-ascend's `use_index_cache` with a period of 4; its default offset is 2 (182b75e).
-        """
+        """Main layers that compute their own top-k, which may be fewer than those with an indexer."""
+        # vllm-ascend's `use_index_cache` with a period of 4; its default offset is 2 (182b75e).
         full = sum(map(self.config.has_indexer, range(self.config.num_hidden_layers)))
         reused = sum(max(i - 1, 0) % 4 == 0 for i in range(self.config.num_hidden_layers))
         return min(full, reused) if index_cache else full
@@ -115,11 +112,8 @@ def family() -> FamilyFile:
 
 @functools.cache
 def named(name: str, quantization: str, cache: str | None = None, layers: int | None = None) -> PlannedModel:
-    """A member of the family by name; raises PlanError if it is unknown.
-
-    Args:
-        cache: INT8 caches; None: those of the quantization. layers: number of main layers, if the checkpoint was cut.
-    """
+    """A member of the family by name (PlanError: unknown), with INT8 caches (None: those of the quantization), and main
+    layers if the checkpoint was cut."""
     data = family()
     asked, name, quantization = name, name.rpartition("/")[2].lower(), quantization.lower()
     if name not in data.models:

@@ -10,7 +10,7 @@ becomes the steady state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,22 +67,22 @@ class _Steady(NamedTuple):
 
 
 def predict(
-    steps: Steps, layout: Layout, workload: Workload, accepted: float | None = None, end: End = "value"
+    steps: Steps, layout: Layout, workload: Workload, accepted: float | None = None, ends: Sequence[End] = ("value",)
 ) -> Prediction | None:
-    """Figures of `layout` under the load; None if not one request fits.
-
-    Args:
-        accepted: as in `tokens_per_step`. end: the unpublished amounts of memory, at this end of their range.
-    """
+    """Figures of `layout` under the load (`accepted`: as in `tokens_per_step`); None if not one request fits at any of
+    these ends of the memory's range: the first one at which one fits counts."""
     clients = min(workload.concurrency, float(workload.requests or math.inf)) / layout.replicas
     load = replace(workload, concurrency=clients, rate=workload.rate / layout.replicas if workload.rate else None)
     if layout.decode.dcp > 1:
         load = replace(load, prefix_hit=0.0)  # hits disappear with DCP (vllm-ascend 13750)
     engine, prefill = layout.decode, layout.prefill
     free = steps.memory(engine, prefill is not None, prefill is not None)
-    most = free.most_requests(engine, load, end)
-    if not most or (prefill and not steps.memory(prefill, False, True).most_requests(prefill, load, end)):
+    dies = [(free, engine), *([(steps.memory(prefill, False, True), prefill)] if prefill else [])]
+    fitting = (end for end in ends if all(die.most_requests(one, load, end) for die, one in dies))
+    end = next(fitting, None)
+    if end is None:
         return None
+    most = free.most_requests(engine, load, end)
     passes = (load.output - 1) / tokens_per_step(engine.drafts, accepted)  # the prefill gives the first token
     if prefill:
         steady = _apart(steps, engine, prefill, layout.prefills / layout.replicas, load, passes, most)

@@ -89,11 +89,8 @@ def entries() -> tuple[ProvenKeys, ...]:
 def proven_layouts(
     model: PlannedModel, hardware: Hardware, nodes: int, workload: Workload, drafts: int | None
 ) -> Iterator[tuple[Layout, Evidence]]:
-    """Layouts of every entry for these weights and machines: as they are, copied, and sized for the load.
-
-    Args:
-        drafts: MTP tokens of --mtp; None: those of the source.
-    """
+    """Layouts of every entry for these weights and machines: as they are (with --mtp's drafts), copied, and sized for
+    the load."""
     config = model.config
     experts = {FLOAT: "bf16", W4A8_DYNAMIC: "w4a8"}.get(model.expert_type, "w8a8")
     machine = "a3" if hardware.name == "cloudmatrix384" else hardware.name.split("-")[0]

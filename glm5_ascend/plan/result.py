@@ -65,7 +65,7 @@ class Plan(Question):
     def numbers(self) -> dict[str, Range]:
         """Figures with their ranges; the range of the memory counts for the speed."""
         layout, load, model, p = self.best.layout, self.best.load, self.model, self.best.prediction
-        ends = [predict(self.steps, layout, load, self.accepted, end) or p for end in ENDS]
+        ends = [predict(self.steps, layout, load, self.accepted, (end,)) or p for end in ENDS]
         widths, die = self.half_widths(layout), p.memory
         basis = "measured" if self.hardware.constants else "fitted" if has_rows(model) else "guessed"
 

@@ -17,8 +17,6 @@ from glm5_ascend.plan.workload import ACCEPTANCE_SPREAD, Slo, Workload
 
 #: Known layouts that are varied.
 VARIED = 24
-#: Layouts that miss the SLO for which the load within it is searched.
-FINALISTS = 16
 #: Layouts are equally fast from this ratio on: it is far below the error of a prediction.
 EQUAL = 0.95
 #: Of equally fast layouts, one with so many times the TTFT of another comes later.
@@ -106,9 +104,7 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
         """Load, figures, and excess over the limits."""
         requests = None if asked.requests is None else max(1, round(asked.requests * clients / asked.concurrency))
         load = replace(asked, concurrency=clients, requests=requests)
-        p = predict(question.steps, layout, load, question.accepted)
-        if p is None and evidence.fits:
-            p = predict(question.steps, layout, load, question.accepted, "high")
+        p = predict(question.steps, layout, load, question.accepted, ("value", "high") if evidence.fits else ("value",))
         if p is None:
             return None
         late = load.rate is not None and p.bound != "arrivals" and p.tok_s < 0.99 * load.rate * load.output
@@ -165,19 +161,10 @@ def experimental_candidates(question: Question, nodes: int, proven: Sequence[Can
 
 
 def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool = True) -> list[Candidate]:
-    """Candidates best first; only the best ones are asked for the load that they serve within the SLO.
-
-    Layouts that differ in sizes only have one name, and the best one counts.
-    """
-    candidates = [evaluate(question, layout, evidence, shed=False) for layout, evidence in layouts.items()]
-    ranked = sorted((c for c in candidates if c), key=lambda c: c.order)
-    if shed and ranked and ranked[-1].verdict == MISSES:
-        least = ranked[0].value if ranked[0].verdict == MEETS else 0.0
-        late = [c for c in ranked if c.verdict == MISSES and c.prediction.tok_s > least][:FINALISTS]
-        finalists = {id(c): evaluate(question, c.layout, c.evidence) or c for c in late}
-        ranked = sorted((finalists.get(id(c), c) for c in ranked), key=lambda c: c.order)
+    """Candidates best first; layouts that differ in sizes only have one name, and the best one counts."""
+    candidates = (evaluate(question, layout, evidence, shed) for layout, evidence in layouts.items())
     best: dict[str, Candidate] = {}
-    for candidate in ranked:
+    for candidate in sorted(filter(None, candidates), key=lambda c: c.order):
         best.setdefault(str(candidate.layout), candidate)
     return list(best.values())
 

@@ -76,12 +76,8 @@ def streamed_linear(kind: str, rows: int, columns: int) -> int:
 
 
 def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool = True) -> int:
-    """Bytes of all tensors of the checkpoint (without `rot.weight` and `global_rotation`).
-
-    Args:
-        fp32_head: msModelSlim stores `lm_head` in fp32; ours keeps the source's bf16.
-        mtp_copies: the MTP layer stores its own embedding and head.
-    """
+    """Bytes of all tensors of the checkpoint (without `rot.weight` and `global_rotation`), with msModelSlim's head in
+    fp32, and with the MTP layer's own embedding and head."""
     sizes, total = model.config.sizes, 0
     for prefix, part, count in counted_parts(model.config):
         shape = part.shape(sizes)
@@ -154,11 +150,7 @@ def _kind_and_division(part: Weight, mtp: bool) -> tuple[str, str]:
 
 
 def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: range) -> dict[str, float]:
-    """Bytes of weights that a die holds in addition to its share, by use.
-
-    Args:
-        decode_only: the engine does not prefill. split: prefill and decode run on different nodes.
-    """
+    """Bytes of weights that a die holds in addition to its share, by use; arguments as in `memory.fit`."""
     c, line, rest = model.config, engine.line.copies, 1.0 - 1.0 / engine.tp
     dsa_cp, last = engine.dsa_cp and not decode_only, stage.stop == c.num_hidden_layers
     fused = engine.dcp == 1 and not dsa_cp

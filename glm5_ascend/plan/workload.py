@@ -81,12 +81,8 @@ def parse_workload(text: str) -> Workload:
 
 
 def tokens_per_step(drafts: int, accepted: float | None) -> float:
-    """Mean tokens of a request per step: one, and the drafts before the first rejected one.
-
-    Args:
-        accepted: the mean with three drafts; None: that of a healthy GLM-5. Further drafts have the last one's ratio.
-    """
+    """Mean tokens of a request per step; `accepted`: the mean with three drafts, None: that of a healthy GLM-5."""
     scale = 1.0 if accepted is None else (accepted - 1.0) / sum(ACCEPTANCE)
-    ratio = ACCEPTANCE[-1] / ACCEPTANCE[-2]
+    ratio = ACCEPTANCE[-1] / ACCEPTANCE[-2]  # of further drafts
     further = (ACCEPTANCE[-1] * ratio**n for n in range(1, drafts - len(ACCEPTANCE) + 1))
     return 1.0 + scale * (sum(ACCEPTANCE[:drafts]) + sum(further))
