@@ -174,15 +174,12 @@ def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
     """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need (CANN's formula, two buffers)."""
     if not engine.expert_parallel or engine.ep == 1:
         return 0
-
-    def aligned(value: int, step: int) -> int:
-        return step * -(-value // step)
-
     tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
     local = config.n_routed_experts // engine.ep
-    dispatch_row = aligned(aligned(2 * config.hidden_size, 32) + 64, 512)
-    combine = (config.num_experts_per_tok + 1) * tokens * aligned(2 * config.hidden_size, 512)
-    return math.ceil(2 * (local * tokens * engine.ep * dispatch_row + combine) / 2**20)
+    row = 2 * config.hidden_size  # rows are aligned to 32 and 512 bytes
+    dispatch = local * tokens * engine.ep * 512 * math.ceil((32 * math.ceil(row / 32) + 64) / 512)
+    combine = (config.num_experts_per_tok + 1) * tokens * 512 * math.ceil(row / 512)
+    return math.ceil(2 * (dispatch + combine) / 2**20)
 
 
 def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:

@@ -35,7 +35,10 @@ class Range:
         return value if low == high else f"{value} ({low} to {high})"
 
     def to_json(self) -> dict[str, float | str]:
-        return {name: x if isinstance(x, str) else _rounded(x) for name, x in vars(self).items()}
+        """Bytes and tokens as integers, other numbers with five digits."""
+        ends = {"value": self.value, "low": self.low, "high": self.high}
+        whole = {name: int(x) for name, x in ends.items() if x == int(x) and abs(x) > 1000}
+        return {name: float(f"{x:.5g}") for name, x in ends.items()} | whole | {"basis": self.basis}
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,7 @@ class Plan(Question):
             "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
             "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
             "hardware": self.hardware.name, "nodes": self.nodes,
-            **{name: number.to_json() for name, number in self.numbers.items()},
-            **_candidate(best, speeds=False),
+            **_candidate(best), **{name: number.to_json() for name, number in self.numbers.items()},
             "engines": {
                 role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
                 for role, e in best.layout.engines.items()
@@ -192,16 +194,12 @@ class Plan(Question):
         }  # fmt: skip
 
 
-def _candidate(candidate: Candidate, speeds: bool = True) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> dict[str, Any]:
     evidence, p = candidate.evidence, candidate.prediction
     numbers = {"output_tokens_per_s": p.tok_s, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
     return {
         "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
         "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
         "clients_within_slo": candidate.admitted,
-        **({name: float(f"{value:.5g}") for name, value in numbers.items()} if speeds else {}),
+        **{name: float(f"{value:.5g}") for name, value in numbers.items()},
     }
-
-
-def _rounded(x: float) -> float | int:
-    return int(x) if float(x).is_integer() and abs(x) > 1000 else float(f"{x:.5g}")

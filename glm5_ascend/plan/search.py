@@ -82,7 +82,6 @@ class Candidate:
     admitted: float | None
     excess: float
     unsure: bool
-    faults: int
 
     @property
     def value(self) -> float:
@@ -128,10 +127,8 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
     load, p, excess = figures
     nearly_all = verdict == SHEDS and load.concurrency >= NEARLY_ALL * asked.concurrency
     unsure = not evidence.fits and p.memory.most_requests(layout.decode, load, "low") <= 0
-    return Candidate(
-        layout, load, p, evidence, nodes, verdict, MEETS if nearly_all else verdict, admitted, excess, unsure,
-        len(faults(question.model, layout)),
-    )  # fmt: skip
+    rank = MEETS if nearly_all else verdict
+    return Candidate(layout, load, p, evidence, nodes, verdict, rank, admitted, excess, unsure)
 
 
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:
@@ -146,7 +143,8 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
 
         def doubts(c: Candidate) -> tuple[object, ...]:
             changed, unnamed = c.evidence.tag != PROVEN, c.evidence.profile is None
-            return c.verdict, c.prediction.ttft > late, c.faults, changed, unnamed, c.order
+            known = len(faults(question.model, c.layout))
+            return c.verdict, c.prediction.ttft > late, known, changed, unnamed, c.order
 
         first = min(equal, key=doubts)
         candidates.sort(key=lambda c: c is not first)
