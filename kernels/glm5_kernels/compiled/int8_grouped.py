@@ -24,7 +24,13 @@ from glm5_kernels.compiled.int8_product import (
     padded_columns,
     padded_tokens,
 )
-from glm5_kernels.compiled.int8_quantize import QuantizedRows, quantize_rows, quantize_rows_static, scale_row
+from glm5_kernels.compiled.int8_quantize import (
+    QuantizedRows,
+    copied_sum,
+    quantize_rows,
+    quantize_rows_static,
+    scale_row,
+)
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
@@ -190,9 +196,6 @@ def _gather(
     x = empty_codes(padded_tokens(end - begin), codes.shape[1])
     start = np.zeros(len(x), np.int32)
     for token in range(end - begin):
-        total = 0
-        for column in range(codes.shape[1]):  # numba compiles a loop faster than a slice
-            x[token, column] = codes[rows[begin + token], column]
-            total += x[token, column]
-        start[token] = -zero * total
+        row = codes.ctypes.data + codes.strides[0] * rows[begin + token]
+        start[token] = -zero * copied_sum(row, codes.shape[1], x.ctypes.data + x.strides[0] * token)
     return x, start

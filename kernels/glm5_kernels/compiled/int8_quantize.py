@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import float32
+from numba import float32, types
+from numba.core import cgutils
 from numpy.typing import NDArray
 
 from glm5_kernels import int8
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.rows import RowAddress, matrix_address
-from glm5_kernels.compiled.simd import I8, I32, V16, WIDTH, Lanes, i64_const, intrinsic
+from glm5_kernels.compiled.simd import I8, I32, I64, V16, WIDTH, Lanes, call_llvm, i64_const, intrinsic
 from glm5_kernels.compiled.threads import run_ranges
 
 #: Types of rows that go in and come out.
@@ -128,6 +129,21 @@ def scale_row(v: Lanes, row: Any, columns: Any, factor: Any, scales: Any, kind: 
         integers = builder.bitcast(v.load(row, index), _INT32)
         x = builder.fmul(builder.fmul(builder.sitofp(integers, V16), factor), v.load(scales, index))
         v.store_as(x, out, index, kind)
+
+
+@intrinsic(types.int64)
+def copied_sum(v: Lanes, codes: Any, columns: Any, out: Any) -> Any:
+    """The sum of a row of int8 codes, whole lanes of them, which out becomes a copy of."""
+    builder = v.builder
+    total = cgutils.alloca_once(builder, _INT32)
+    builder.store(ir.Constant(_INT32, [0] * WIDTH), total)
+    with v.lane_groups(builder.sdiv(columns, i64_const(WIDTH))) as index:
+        source, target = (builder.inttoptr(builder.add(row, index), _BYTES.as_pointer()) for row in (codes, out))
+        lanes = builder.load(source)
+        lanes.align = 1
+        builder.store(lanes, target).align = 1
+        builder.store(builder.add(builder.load(total), builder.sext(lanes, _INT32)), total)
+    return builder.sext(call_llvm(builder, I32, "vector.reduce.add.v16i32", builder.load(total)), I64)
 
 
 @kernel
