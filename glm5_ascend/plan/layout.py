@@ -136,8 +136,8 @@ def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | N
 
     Without `seqs` it is sized for so many clients, without `mtp` it has `drafts`; the others are usual settings.
     """
-    texts, usual = pairs(text), usual_settings(config, drafts)
-    common = {"mtp": usual["drafts"], "line": usual["line"]}
+    texts, usual = pairs(text), 3 if config.num_nextn_predict_layers else 0
+    common = {"mtp": usual if drafts is None else drafts, "line": LINES[config.spec.vllm_ascend]}
     apart = {key.removeprefix("prefill_"): value for key, value in texts.items() if key.startswith("prefill_")}
     values: dict[str, Any] = {key: texts[key] for key in ("replicas", "prefills") if key in texts}
     values["decode"] = common | {k: v for k, v in texts.items() if k not in values and not k.startswith("prefill_")}
@@ -157,12 +157,6 @@ def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | N
     if prefill and "mtp" not in apart:
         prefill = replace(prefill, drafts=min(1, decode.drafts))
     return replace(layout, decode=decode, prefill=prefill)
-
-
-def usual_settings(config: ModelConfig, drafts: int | None) -> dict[str, Any]:
-    """Settings of every engine for this model. drafts: None: 3, or none without an MTP layer."""
-    usual = 3 if config.num_nextn_predict_layers else 0
-    return {"drafts": usual if drafts is None else drafts, "line": LINES[config.spec.vllm_ascend]}
 
 
 def sequences_for(clients: float, dp: int) -> int:

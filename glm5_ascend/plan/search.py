@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from glm5_ascend.plan.evidence import SLOPE, Case, cases, distance
 from glm5_ascend.plan.hardware import Hardware, fitted
-from glm5_ascend.plan.layout import MAX_SLICES, Engine, Layout, sequences_for, usual_settings
+from glm5_ascend.plan.layout import MAX_SLICES, Layout, parse_layout, sequences_for
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
@@ -172,10 +172,11 @@ def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> It
     config, node, clients = question.model.config, question.hardware.dies_per_node, question.workload.concurrency
     bases = [candidate.layout for candidate in proven][:VARIED]
     if not bases:
-        usual = usual_settings(config, question.drafts)
         for dies in (d for d in range(1, nodes * node + 1) if config.n_routed_experts % d == 0):
             if dies % node == 0 or (dies < node and node % dies == 0):
-                bases += [Layout(Engine(1, dies, **usual), None, n) for n in dict.fromkeys((1, nodes * node // dies))]
+                for n in dict.fromkeys((1, nodes * node // dies)):
+                    text = f"tp=1,dp={dies},replicas={n},buffer_mb=200"
+                    bases.append(parse_layout(text, config, clients, question.drafts))
     for layout in bases:
         dies = layout.decode.tp * layout.decode.dp
         divisors = math.gcd(dies, node, config.num_attention_heads)

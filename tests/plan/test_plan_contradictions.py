@@ -8,18 +8,20 @@ import math
 import random
 import re
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from glm5_ascend.deploy.planning.commands import plan_commands
 from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
 from glm5_ascend.plan.layout import parse_layout
+from glm5_ascend.plan.report import show
 from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import EQUAL, MEETS, MISSES, SHEDS
-from tests.plan.printed import lines as text_lines
 
 QUESTIONS = 20
 OUTPUTS = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
@@ -66,14 +68,14 @@ def test_the_verdict_is_about_the_printed_latencies(answers: Answers) -> None:
 def test_the_text_says_what_the_json_says(answers: Answers) -> None:
     for question, answer in answers:
         answer = replace(answer, commands=plan_commands(answer))
-        text, report = " ".join(text_lines(answer)), answer.to_dict()
+        printed = StringIO()
+        show(answer, Console(file=printed, width=80, highlight=False))
+        text, report = " ".join(printed.getvalue().splitlines()), answer.to_dict()
         assert report["slo_met"] == answer.within_slo
         assert f"{answer.numbers['output_tokens_per_s'].value:,.0f} (" in text, question
         if question["slo"]:
-            slow = any(
-                limit and answer.numbers[name].high > 1e3 * limit
-                for name, limit in (("tpot_ms", answer.slo.tpot), ("ttft_ms", answer.slo.ttft))
-            )
+            limits = (("tpot_ms", answer.slo.tpot), ("ttft_ms", answer.slo.ttft))
+            slow = any(limit and answer.numbers[name].high > 1e3 * limit for name, limit in limits)
             expected = "not at the slow end" if slow else "also at the slow end"
             assert (expected if answer.within_slo else "met") in text, question
 
@@ -92,28 +94,17 @@ def test_a_long_run_is_the_steady_state(answers: Answers) -> None:
 def test_every_layout_that_is_shown_is_accepted_and_has_its_numbers(answers: Answers) -> None:
     for question, answer in answers:
         shown = [answer.best, *answer.others[:2], *([answer.experimental] if answer.experimental else [])]
-        for candidate in shown:
-            load = question["workload"]
-            if candidate.admitted is not None:
-                continue  # its numbers are those of fewer clients
-            again = plan(**question | {"layout": candidate.layout.text(), "workload": load, "slo": None})
-            assert again.best.layout == candidate.layout, question
-            speed = again.best.prediction.tok_s
-            assert speed == pytest.approx(candidate.prediction.tok_s, rel=1e-6), (
-                question,
-                candidate.layout,
-            )
+        for candidate in (c for c in shown if c.admitted is None):  # else its numbers are those of fewer clients
+            again = plan(**question | {"layout": candidate.layout.text(), "slo": None}).best
+            assert again.layout == candidate.layout, question
+            assert again.prediction.tok_s == pytest.approx(candidate.prediction.tok_s, rel=1e-6), question
 
 
 def test_json_rebuilds_the_layout(answers: Answers) -> None:
     for question, answer in answers:
         report = json.loads(json.dumps(answer.to_dict()))
-        config = answer.model.config
-        assert parse_layout(report["layout"]["text"], config, answer.workload.concurrency) == answer.best.layout, (
-            question
-        )
-        for other, candidate in zip(report["others"], answer.others, strict=False):
-            assert parse_layout(other["layout"]["text"], config, 1.0) == candidate.layout
+        for shown, candidate in zip([report, *report["others"]], [answer.best, *answer.others], strict=False):
+            assert parse_layout(shown["layout"]["text"], answer.model.config, 1.0) == candidate.layout, question
 
 
 def test_one_name_has_one_number(answers: Answers) -> None:
@@ -166,6 +157,8 @@ def test_fewer_clients_do_not_get_more_within_the_slo() -> None:
     assert many.numbers["output_tokens_per_s"].value >= 0.95 * few.numbers["output_tokens_per_s"].value
     assert many.best.admitted is not None and not many.within_slo
     assert any(f"{many.best.admitted:g} of 512 clients" in note for note in many.notes)
+    hard = plan(nodes=8, slo="tpot=20ms", workload="in=65000,out=1000,concurrency=300")
+    assert hard.best.verdict == SHEDS, "every layout is asked, not only the fastest ones"
 
 
 LAYOUTS = ("tp=2,dp=16,prefill_tp=8,prefill_dp=1,prefill_pp=2,prefills=2", "tp=8,dp=4", "tp=4,dp=8,dsa_cp=1,seqs=6")
