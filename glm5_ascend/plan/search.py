@@ -143,8 +143,8 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
 
         def doubts(c: Candidate) -> tuple[object, ...]:
             changed, unnamed = c.evidence.tag != PROVEN, c.evidence.profile is None
-            known = len(faults(question.model, c.layout))
-            return c.verdict, c.prediction.ttft > late, known, changed, unnamed, c.order
+            number = len(faults(question.model, c.layout))
+            return c.verdict, c.prediction.ttft > late, number, changed, unnamed, c.order
 
         first = min(equal, key=doubts)
         candidates.sort(key=lambda c: c is not first)
