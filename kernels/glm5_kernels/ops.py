@@ -39,8 +39,8 @@ __all__ = [
     "LinearWeights", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors",
     "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
     "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "reads_columns", "report",
-    "round_rows", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj",
-    "w4a8_moe", "widens_bf16", "write_rows",
+    "round_rows", "share_cores", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4",
+    "v_up_proj", "w4a8_moe", "widens_bf16", "write_rows",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -76,6 +76,14 @@ round_rows = _op(RoundRows, tuple[Tensor, Tensor, float, float])
 fake_round = _op(FakeRound, Tensor)
 gptq_inverse_factors = _op(GptqInverseFactors, Tensor)
 gptq_round = _op(GptqRound, tuple[Tensor, Tensor])
+
+
+def share_cores(tokens: int) -> None:
+    """Divide the cores between compiled ops and torch for a step of so many tokens."""
+    if choose("int8_linear").implementation == "cpu":
+        from glm5_kernels.compiled import threads
+
+        threads.share_cores(tokens)
 
 
 def widens_bf16() -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from glm5_kernels.compiled import handover, threads
 from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.ops import PER_TOKEN, LinearWeights, int8_linear
+from glm5_kernels.ops import PER_TOKEN, LinearWeights, int8_linear, share_cores
 
 usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 thread_self = types.ExternalFunction("pthread_self", types.int64())
@@ -26,6 +26,7 @@ thread_self = types.ExternalFunction("pthread_self", types.int64())
 def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
+    threads._own = 0
     torch.set_num_threads(before)
 
 
@@ -145,3 +146,12 @@ def test_the_caller_works_alone_after_a_thread_was_stopped() -> None:
     assert done_once(1000, 1) and team.memory[handover.LAST] == began  # without the others
     team.memory[handover.ALONE] = 0
     assert done_once(1000, 1) and team.memory[handover.LAST] == began + 1
+
+
+def test_torch_has_one_thread_in_a_step_of_few_tokens() -> None:
+    torch.set_num_threads(3)
+    alone = threads.team(os.getpid()).memory[handover.ALONE :]
+    for tokens, until, expected in ((1, 0, 1), (17, 0, 3), (16, 0, 1), (512, 2**62, 1), (512, 0, 3)):
+        alone[0] = until
+        share_cores(tokens)
+        assert (torch.get_num_threads(), threads.count()) == (expected, 3)

@@ -20,7 +20,7 @@ from glm5_kernels.compiled.int8_quantize import FLOATS, scale_row
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, load_row_as_fp32, matrix_address, prefetch, turn
 from glm5_kernels.compiled.simd import FP32, I8, STEP, Lanes, aligned_fp32, i64_const, intrinsic
-from glm5_kernels.compiled.threads import run_ranges
+from glm5_kernels.compiled.threads import count, run_ranges
 
 #: Bytes of a tile's row, and columns of a product's step.
 _BYTES = 4 * TILE
@@ -97,7 +97,7 @@ def multiply(
         scale: fp32 [N].
         bias: int32 [N].
     """
-    tokens, n, threads = len(codes), _rows(weight), torch.get_num_threads()
+    tokens, n, threads = len(codes), _rows(weight), count()
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % _BYTES, 0, -tokens % SIDE)).contiguous()
     scale, out = scale.float().contiguous(), torch.empty(tokens, n, dtype=dtype)
     factors = torch.ones(tokens) if factors is None else factors.reshape(tokens)

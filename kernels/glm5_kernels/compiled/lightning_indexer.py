@@ -17,7 +17,7 @@ from glm5_kernels.compiled.lightning_indexer_amx import new_amx_workspace, selec
 from glm5_kernels.compiled.lightning_indexer_tiles import Task, new_workspace, select
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
-from glm5_kernels.compiled.threads import run_tasks
+from glm5_kernels.compiled.threads import count, run_tasks
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 from glm5_kernels.paged_cache import query_layout, readable
 
@@ -106,7 +106,7 @@ def _tasks(starts: list[int], visible: list[int]) -> list[Task]:
 
 
 def _run(tasks: list[Task], operands: IndexerArrays) -> None:
-    threads = torch.get_num_threads()
+    threads = count()
     if len(tasks) < threads:
         for task in tasks:
             _run_with_all_threads(task, operands)

@@ -22,7 +22,7 @@ from glm5_kernels.compiled.sparse_flash_attention_operands import (
     thread_tile,
 )
 from glm5_kernels.compiled.sparse_flash_attention_tiles import attend_tokens
-from glm5_kernels.compiled.threads import run_ranges
+from glm5_kernels.compiled.threads import count, run_ranges
 from glm5_kernels.paged_cache import MAX_POSITIONS, query_layout
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, reference
 from glm5_kernels.sparse_flash_attention.reference import unpack_latents
@@ -88,7 +88,7 @@ def _attend(
         tile = thread_tile(new, heads, caches, indices.shape[1])
         kernel(first, last, queries, caches, selection, softmax, tile, out, sums)
 
-    run_ranges(attend, tokens, min(TOKENS, tokens // (4 * torch.get_num_threads())))
+    run_ranges(attend, tokens, min(TOKENS, tokens // (4 * count())))
     return latents[..., :rank].to(dtype).contiguous(), lse
 
 

@@ -23,21 +23,43 @@ from numba import types
 from numba.core import cgutils
 from numba.core.dispatcher import Dispatcher
 
-from glm5_kernels.compiled.handover import MONOTONIC, MOST, TASK_CODE, Memory, lead, new_memory, serve
+from glm5_kernels.compiled.handover import ALONE, MONOTONIC, MOST, TASK_CODE, Memory, lead, new_memory, serve
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import I64
 
 #: Bytes that a thread reads at a time, at least: fewer are read sooner than another thread has begun.
 LEAST_BYTES = 2**17
+#: Tokens of a step whose products are all compiled ones: torch computes next to nothing.
+FEW_TOKENS = 16
+#: Threads of an op, once `share_cores` has given torch others; 0: as many as torch's.
+_own = 0
 
 
-def run_tasks(function: Callable[[int], object], count: int) -> None:
-    """Run the Python function for 0 .. count - 1 on as many threads as `torch.get_num_threads()`, this one among them.
+def count() -> int:
+    """Threads of an op: as many as torch's, or as torch had before `share_cores`."""
+    return _own or torch.get_num_threads()
+
+
+def share_cores(tokens: int) -> None:
+    """Give torch one thread for a step of few tokens, or while other processes use the cores, else all.
+
+    Its threads are not those of an op, which wait for the next op on the same cores: in a small step each hand-over to
+    OpenMP's threads takes longer than what they compute.
+    """
+    global _own
+    _own = count()
+    alone = tokens <= FEW_TOKENS or team(os.getpid()).works_alone()
+    if torch.get_num_threads() != (number := 1 if alone else _own):
+        torch._C.set_num_threads(number)  # vLLM replaces torch.set_num_threads by a warning
+
+
+def run_tasks(function: Callable[[int], object], tasks: int) -> None:
+    """Run the Python function for 0 .. tasks - 1 on all threads of an op, this one among them.
 
     Compiled functions that it calls release the interpreter's lock.
     """
-    threads = min(torch.get_num_threads(), count)
-    numbers = iter(range(count))  # each number is given out once: `next` holds the interpreter's lock
+    threads = 1 if team(os.getpid()).works_alone() else min(count(), tasks)
+    numbers = iter(range(tasks))  # each number is given out once: `next` holds the interpreter's lock
 
     def work() -> None:
         for number in numbers:
@@ -53,19 +75,19 @@ def run_tasks(function: Callable[[int], object], count: int) -> None:
         other.result()
 
 
-def run_ranges(function: Callable[..., object], count: int, size: int, *operands: Any) -> None:
-    """Run function(first, last, *operands) for tasks 0 .. count - 1 on all threads, at least `size` at a time.
+def run_ranges(function: Callable[..., object], tasks: int, size: int, *operands: Any) -> None:
+    """Run function(first, last, *operands) for tasks 0 .. tasks - 1 on all threads, at least `size` at a time.
 
     A task runs on its own, so any number of threads gives the same bits; with one, a single call takes all tasks.
     """
-    size, threads = max(1, size), torch.get_num_threads()
-    parts = -(-count // size)
+    size, threads = max(1, size), count()
+    parts = -(-tasks // size)
     if threads == 1:
-        function(0, count, *operands)
+        function(0, tasks, *operands)
     elif isinstance(function, Dispatcher):  # also few tasks, so that a warm-up compiles what other sizes need
-        team(os.getpid()).run(function, max(1, min(threads, parts)), count, size, *operands)
+        team(os.getpid()).run(function, max(1, min(threads, parts)), tasks, size, *operands)
     else:
-        run_tasks(lambda index: function(index * size, min((index + 1) * size, count), *operands), parts)
+        run_tasks(lambda index: function(index * size, min((index + 1) * size, tasks), *operands), parts)
 
 
 @cache
@@ -103,6 +125,10 @@ class Team:
                 raise MemoryError(f"{function.__name__} failed")  # compiled code has no other error
         finally:
             self._lock.release()
+
+    def works_alone(self) -> bool:
+        """True while the caller works alone because the system has stopped another thread."""
+        return time.monotonic_ns() < int(self.memory[ALONE])
 
     def _work(self, number: int) -> None:
         cpus = os.environ.get("GOMP_CPU_AFFINITY", "").split()  # OpenMP binds the caller, whose mask is inherited
