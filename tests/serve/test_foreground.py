@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -74,6 +75,8 @@ def parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     yield process, engine
     process.kill()
     process.wait()
+    with contextlib.suppress(psutil.NoSuchProcess):  # it outlives a server whose parent was killed
+        psutil.Process(engine).kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
