@@ -39,6 +39,8 @@ _PARTS = 16
 _AWAKE, _PATIENCE, _NAP = 300_000, 100_000, 50_000
 #: The caller works alone for so many times the time that was lost.
 _ALONE = 16
+#: Nanoseconds that are too many to lose, however long the tasks took.
+_MUCH = 1_000_000
 TASK_CODE = ir.FunctionType(I64, [I64, I64, I64])
 _CLOCK_CODE = ir.FunctionType(I32, [I32, I64.as_pointer()])
 MONOTONIC = time.CLOCK_MONOTONIC
@@ -72,7 +74,7 @@ def lead(memory: Memory, threads: int, count: int, size: int, task: int, packed:
     ended, lost = _now(MONOTONIC), 0
     for number in range(1, threads):
         lost = max(lost, _wait(first + 8 * LINE * number))
-    if lost > ended - began:  # more than the others' work was worth
+    if lost > min(ended - began, _MUCH):  # more than the others' work was worth; the caller may have been stopped, too
         memory[ALONE] = _now(MONOTONIC) + _ALONE * lost
     return int(memory[FAILED])
 
