@@ -45,7 +45,7 @@ class Engine:
     tp: Count
     dp: Count = 1
     dcp: Count = 1
-    drafts: Annotated[int, Field(alias="mtp", ge=0)] = 3
+    drafts: Annotated[int, Field(alias="mtp", ge=0, le=1000)] = 3
     sequences: Annotated[Count, Field(alias="seqs")] = 32
     batched_tokens: Annotated[Count, Field(alias="tokens")] = 4096
     utilization: Annotated[float, Field(gt=0, le=1)] = 0.95

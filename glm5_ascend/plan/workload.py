@@ -15,7 +15,7 @@ ACCEPTANCE = (0.891, 0.717, 0.549)
 #: Half width of a step's gain on a logarithmic scale, over the public runs with three drafts: 2.91 of GLM-5.2-w4a8 in
 #: vllm-ascend's nightly CI (0.86, 0.63, 0.42) to 3.30 after its second model runner (0.90, 0.77, 0.63).
 ACCEPTANCE_SPREAD = math.log(3.30 / 2.91) / 2
-_Limited = Annotated[float, Field(gt=0, le=1_048_576)]
+_Limited = Annotated[float, Field(ge=1e-6, le=1_048_576)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _seconds(text: str) -> float:
     return float(text.removesuffix("s").removesuffix("m")) * (1e-3 if text.endswith("ms") else 1.0)
 
 
-_Limit = Annotated[float, BeforeValidator(_seconds), Field(gt=0, allow_inf_nan=False)] | None
+_Limit = Annotated[float, BeforeValidator(_seconds), Field(ge=1e-6, allow_inf_nan=False)] | None
 
 
 @dataclass(frozen=True)
