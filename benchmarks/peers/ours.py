@@ -13,6 +13,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.serve.cores import variables
 from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
@@ -145,9 +146,10 @@ def answer(engine: Engine, ids: list[int], command: str) -> dict[str, Any]:
 def main() -> None:
     began = time.perf_counter()
     directory, file, threads, *commands = sys.argv[1:]
-    for name, value in {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    os.environ["OMP_NUM_THREADS"] = threads
+    for name, value in {**ENVIRONMENT, **variables(1), "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
-    os.environ |= {"OMP_NUM_THREADS": threads, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     ids = array("i", Path(file).read_bytes()).tolist()
     decodes = [[int(word) for word in command.split(":")[1:]] for command in commands if command.startswith("decode")]
     prompts = [int(command.split(":")[1]) for command in commands if not command.startswith("decode")]

@@ -107,6 +107,13 @@ def _wrong_shape(name: str, tensor: torch.Tensor, expected: list[str]) -> Kernel
     return KernelInputError(f"{name} has shape {list(tensor.shape)}, expected [{', '.join(expected)}]")
 
 
+def largest(tensor: torch.Tensor) -> int:
+    """The largest of a tensor's integers, -1 if it has none."""
+    if tensor.device.type == "cpu":  # without torch's operators, which a recorded step would repeat
+        return int(tensor.numpy().max(initial=-1))
+    return int(tensor.max()) if tensor.numel() else -1
+
+
 def require_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise `KernelInputError` unless the tensor has this shape."""
     if tensor.shape != shape:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glm5_kernels import registry
 from glm5_kernels.contract import op_name
-from glm5_kernels.errors import KernelInputError, KernelUnavailableError
+from glm5_kernels.errors import KernelInputError, KernelUnavailableError, NotRecordableError
 from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 from glm5_kernels.hadamard import Hadamard
 from glm5_kernels.indexer_preprocess import IndexerPreprocess
@@ -28,6 +28,7 @@ from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import PagedBatch, write_rows
 from glm5_kernels.parity.run import ParityRow, compile_all, parity
 from glm5_kernels.registry import choose, report
+from glm5_kernels.rms_norm import RmsNorm
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.v_up_proj import VUpProj
@@ -36,11 +37,12 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
-    "LinearWeights", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round", "gptq_inverse_factors",
-    "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer", "lightning_indexer_quant",
-    "mla_preprocess", "pack_latents", "parity", "quantize_indexer", "quantize_per_token", "reads_columns", "report",
-    "round_rows", "share_cores", "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4",
-    "v_up_proj", "w4a8_moe", "widens_bf16", "write_rows",
+    "LinearWeights", "NotRecordableError", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round",
+    "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer",
+    "lightning_indexer_quant", "mla_preprocess", "new_recording", "pack_latents", "parity", "quantize_indexer",
+    "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows", "share_cores",
+    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "w4a8_moe",
+    "widens_bf16", "write_rows",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -70,6 +72,7 @@ indexer_preprocess = _op(IndexerPreprocess, Tensor)
 v_up_proj = _op(VUpProj, Tensor)
 int8_linear = _op(Int8Linear, Tensor)
 w4a8_moe = _op(W4a8Moe, Tensor)
+rms_norm = _op(RmsNorm, tuple[Tensor, Tensor])
 hadamard = _op(Hadamard, Tensor)
 ssz_scale = _op(SszScale, Tensor)
 round_rows = _op(RoundRows, tuple[Tensor, Tensor, float, float])
@@ -93,6 +96,15 @@ def widens_bf16() -> bool:
     from glm5_kernels.compiled import bf16_linear
 
     return not bf16_linear.ONEDNN_MULTIPLIES
+
+
+def new_recording() -> Any:
+    """A `compiled.recording.Recording` for a step of a model; None if its ops are not compiled on this machine."""
+    if any(choose(op).implementation != "cpu" for op in ("sparse_flash_attention", "w4a8_moe")):
+        return None
+    from glm5_kernels.compiled.recording import Recording
+
+    return Recording()
 
 
 def reads_columns(dtype: torch.dtype) -> bool:

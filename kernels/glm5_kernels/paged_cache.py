@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glm5_kernels.contract import largest
 from glm5_kernels.errors import KernelInputError
 
 #: Positions are int32.
@@ -78,7 +79,7 @@ def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
 
 def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
     """Raise `KernelInputError` unless every slot is a row of cache [num_blocks, block_size, D], or negative."""
-    last = int(slot_mapping.max()) if slot_mapping.numel() else -1
+    last = largest(slot_mapping)
     if last >= cache.shape[0] * cache.shape[1]:
         raise KernelInputError(f"slot {last} is outside the cache of {list(cache.shape)}")
 

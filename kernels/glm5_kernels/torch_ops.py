@@ -48,6 +48,7 @@ RESULTS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "v_up_proj": (1, lambda o: o.latent.new_empty((len(o.latent), o.w_uv.shape[0] * o.w_uv.shape[2]))),
     "int8_linear": (1, lambda o: o.x.new_empty((*o.x.shape[:-1], len(o.w.weight)))),
     "w4a8_moe": (1, lambda o: o.x.new_empty(o.x.shape)),
+    "rms_norm": (2, lambda o: (o.x.new_empty(o.x.shape), o.x.new_empty(o.x.shape))),
 }
 
 

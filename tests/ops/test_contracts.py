@@ -44,6 +44,8 @@ REFUSED: tuple[tuple[str, str, Change, str], ...] = (
     ("w4a8_moe", "w13", lambda w: ExpertWeights(w.blocks[1:]), r"w13 is 15 x \[128, 192\], expected 16 x"),
     ("w4a8_moe", "w2", lambda w: ExpertWeights([b.view(torch.int8) for b in w.blocks]), r"w2 is 8 x \[96, 128\], "),
     ("w4a8_moe", "w2_scale", lambda s: s[:, 1:], "w2_scale has shape"),
+    ("rms_norm", "residual", lambda r: r.half(), "residual is torch.float16, x is torch.float32"),
+    ("rms_norm", "weight", lambda w: w[1:], "weight has shape"),
     ("hadamard", "weight", lambda w: w[:5], "hadamard of size 5"),
     ("hadamard", "weight", lambda w: w[:3], "no Hadamard matrix of size 3"),
     ("ssz_scale", "weight", lambda w: w[:, :0], "at least one column"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
@@ -135,6 +137,19 @@ def use_our_products(model: torch.nn.Module) -> None:
         slow = method is UnquantizedLinearMethod and ops.widens_bf16() and layer.weight.dtype == torch.bfloat16
         if slow and not absorbed:
             layer.quant_method = Bf16Linear()
+
+
+def use_our_norms(model: torch.nn.Module) -> None:
+    """Let the model's RMS norms be one kernel each, where ops are compiled, instead of ten operators of torch."""
+    for layer in model.modules():
+        if type(layer) is RMSNorm and layer.has_weight and layer.variance_size_override is None:
+            layer._forward_method = partial(_normed, layer)
+
+
+def _normed(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    rows = x.reshape(-1, x.shape[-1]), None if residual is None else residual.reshape(-1, x.shape[-1])
+    out, total = ops.rms_norm(*rows, layer.weight.data, layer.variance_epsilon)
+    return out.view(x.shape) if residual is None else (out.view(x.shape), total.view(x.shape))
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:

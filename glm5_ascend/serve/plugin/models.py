@@ -15,10 +15,12 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin.linear import use_our_products
+from glm5_ascend.serve.plugin.linear import use_our_norms, use_our_products
 from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
 from glm5_ascend.serve.plugin.mapped_files import Reader, Step, mapped_tensors, read_ahead
+from glm5_ascend.serve.plugin.recorded_steps import RecordedSteps
 from glm5_ascend.serve.servable import topk_pattern
+from glm5_kernels import ops
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
 #: the heap, 256 MiB of free heap are kept, the heap grows by 16 MiB.
@@ -39,11 +41,14 @@ def keep_freed_memory() -> None:
 
 def read_weights(
     model: torch.nn.Module, seen: SeenTensors, directory: Path, cache_bytes: int, steps: Sequence[Step]
-) -> None:
+) -> bool:
     """Read this rank's part of the mapped weights before a token needs them: now, or in each step if they do not fit.
 
     Args:
         steps: modules of the model in the order of their calls, and the module that has the weights of each.
+
+    Returns:
+        True if they fit.
     """
     weights = [
         weight
@@ -53,8 +58,10 @@ def read_weights(
     for tensors in seen.experts.values():
         weights += [weight for part in tensors.weights.values() for weight in part.values()]
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    if not read_ahead(directory, weights, rank, ranks, cache_bytes):
+    fits = read_ahead(directory, weights, rank, ranks, cache_bytes)
+    if not fits:
         Reader(directory, ranks).follow(model, steps)
+    return fits
 
 
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
@@ -68,8 +75,11 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         keep_freed_memory()
         self.directory = Path(vllm_config.model_config.model)
         self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
+        self.is_eager: bool = vllm_config.model_config.enforce_eager
+        self.recorded: RecordedSteps | None = None
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         use_our_products(self)
+        use_our_norms(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
@@ -77,8 +87,21 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         require_complete(self, seen)
         layers = [(layer, layer) for layer in self.model.layers]
         steps = [*layers, (self.logits_processor, self.lm_head)]
-        read_weights(self, seen, self.directory, self.cache_bytes, steps)
+        fits = read_weights(self, seen, self.directory, self.cache_bytes, steps)
+        if fits and not self.is_eager and ops.new_recording() is not None:
+            self.recorded = RecordedSteps(super().forward, self.config.index_topk)
         return loaded
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> Any:
+        if self.recorded is None or input_ids is None or inputs_embeds is not None:
+            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        return self.recorded.run(input_ids, positions)
 
 
 class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
@@ -98,6 +121,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
         use_our_products(self)
+        use_our_norms(self)
 
     def forward(
         self,

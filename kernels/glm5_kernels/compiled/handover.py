@@ -22,6 +22,7 @@ from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import I32, I64, Lanes, call_llvm, i64_const, intrinsic
 
 Memory = NDArray[np.int64]
+Calls = NDArray[np.int64]
 #: Elements of a team's memory, cache lines apart. JOB: number of the op whose tasks wait, 0: none. NEXT: its first task
 #: that nobody has taken.
 JOB, NEXT = 0, 8
@@ -77,6 +78,16 @@ def lead(memory: Memory, threads: int, count: int, size: int, task: int, packed:
     if lost > min(ended - began, _MUCH):  # more than the others' work was worth; the caller may have been stopped, too
         memory[ALONE] = _now(MONOTONIC) + _ALONE * lost
     return int(memory[FAILED])
+
+
+@kernel
+def run_calls(memory: Memory, threads: int, calls: Calls) -> int:
+    """Run calls int64 [n, 4] of (task code, operands, tasks, how many are taken at a time); 1 after an error."""
+    failed = 0
+    for number in range(len(calls)):
+        task, packed, count, size = calls[number, 0], calls[number, 1], calls[number, 2], calls[number, 3]
+        failed |= lead(memory, max(1, min(threads, -(-count // size))), count, size, task, packed)
+    return failed
 
 
 @kernel

@@ -27,6 +27,7 @@ from glm5_kernels.compiled.int8_product import (
 from glm5_kernels.compiled.int8_quantize import (
     QuantizedRows,
     copied_sum,
+    numbers,
     quantize_rows,
     quantize_rows_static,
     scale_row,
@@ -34,7 +35,7 @@ from glm5_kernels.compiled.int8_quantize import (
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
+from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges, run_whole
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 
@@ -104,12 +105,12 @@ def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quan
     source, target = matrix_address(x), QuantizedRows(codes, k)
     if static is None:
         factors = np.empty((tokens, 1), np.float32)
-        quantize_rows(0, tokens, source, target, factors)
+        run_whole(quantize_rows, tokens, source, target, factors)
         return Quantized(codes, factors)
     factors = np.ones((tokens, 1), np.float32)
     input_scale, offset, bias = static.input_scale, static.input_offset, static.quant_bias
     assert input_scale is not None and offset is not None and bias is not None
-    quantize_rows_static(0, tokens, source, target, np.float32(input_scale.item()), np.float32(offset.item()))
+    run_whole(quantize_rows_static, tokens, source, target, *numbers(input_scale, offset))
     return Quantized(codes, factors, bias.numpy())
 
 

@@ -23,6 +23,7 @@ from glm5_kernels.compiled.int8_backends import (
     token_product,
 )
 from glm5_kernels.compiled.jit import kernel
+from glm5_kernels.compiled.recording import repeated
 from glm5_kernels.compiled.simd import WIDTH, aligned_fp32
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
@@ -106,6 +107,7 @@ def has_padding(weight: torch.Tensor) -> bool:
     return last_row + padded_columns(weight.shape[-1]) <= weight.untyped_storage().nbytes()
 
 
+@repeated
 def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """int8 [T, K] times int8 [N, K] transposed -> int32 [T, N], exact."""
     (tokens, k), n = a.shape, len(w)

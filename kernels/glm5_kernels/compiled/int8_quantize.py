@@ -69,9 +69,13 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
         return int8.quantize_per_tensor(x, scale, offset)
     codes = torch.empty(rows, columns, dtype=torch.int8)
     source, target = matrix_address(x), QuantizedRows(codes.numpy(), columns)
-    constants = np.float32(float(scale)), np.float32(float(offset))
-    run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *constants)
+    run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *numbers(scale, offset))
     return codes
+
+
+def numbers(*weights: torch.Tensor) -> list[np.float32]:
+    """The numbers of weights [1], without an operator of torch: they are the same in every step."""
+    return [np.float32(weight.float().numpy()[0]) for weight in weights]
 
 
 def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | None, scale: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import AMX
 from glm5_kernels.compiled.lightning_indexer_amx import new_amx_workspace, select_by_amx
 from glm5_kernels.compiled.lightning_indexer_tiles import Task, new_workspace, select
+from glm5_kernels.compiled.recording import repeated
 from glm5_kernels.compiled.rows import KINDS, PAIRED, RowAddress, row_address
 from glm5_kernels.compiled.simd import PAIRS, WIDTH, in_steps
 from glm5_kernels.compiled.threads import count, run_tasks
@@ -56,10 +57,12 @@ class IndexerArrays(NamedTuple):
 _TASK = np.dtype([(name, np.int64) for name in Task._fields])
 
 
+@repeated
 def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
     return _select(operands, operands.q, operands.weights, torch.empty(0, 0))
 
 
+@repeated
 def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
     q, k_cache, weights, q_scale, k_scale_cache, *_ = operands
     if _fits_amx(q.shape[1], q.shape[2], k_cache.shape[1]) and _as_rows(k_cache) is k_cache:  # int8 is exact as bf16

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from glm5_kernels.compiled import amx
-from glm5_kernels.compiled.amx import AMX
+from glm5_kernels.compiled.amx import AMX, SIDE
+from glm5_kernels.compiled.recording import repeated
 from glm5_kernels.compiled.rows import PACKED, PAIRED, row_address
-from glm5_kernels.compiled.simd import BF16, FEWER, PAIRS, STEP, WIDTH
-from glm5_kernels.compiled.sparse_flash_attention_amx import attend_by_amx, new_amx_tile
+from glm5_kernels.compiled.simd import BF16, FEWER, HEADS, PAIRS, STEP, WIDTH
+from glm5_kernels.compiled.sparse_flash_attention_amx import attend_by_amx
 from glm5_kernels.compiled.sparse_flash_attention_operands import (
     Caches,
     Queries,
     SelectedKeys,
     SoftmaxOptions,
-    new_tile,
-    thread_tile,
+    groups_of,
 )
 from glm5_kernels.compiled.sparse_flash_attention_tiles import attend_tokens
 from glm5_kernels.compiled.threads import count, run_ranges
 from glm5_kernels.paged_cache import MAX_POSITIONS, query_layout
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, reference
 from glm5_kernels.sparse_flash_attention.reference import unpack_latents
-
-#: Query tokens of a task, at most.
-TOKENS = 8
 
 
 def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +36,8 @@ def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor
         ckv, kpe = ckv.float(), kpe.float()
     caches = Caches(row_address(ckv), row_address(kpe), ckv.shape[1], ckv.shape[2], kpe.shape[2])
     out, lse = _attend(operands, caches)
-    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention(operands))
+    _repair_non_finite(out, lse, partial(reference.sparse_flash_attention, operands))
+    return out, lse
 
 
 def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,17 +49,18 @@ def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[t
         return sparse_flash_attention(unpacked)
     latents, rotated = row_address(kv_cache, PACKED), row_address(kv_cache[..., rank:], PACKED)
     out, lse = _attend(operands, Caches(latents, rotated, kv_cache.shape[1], rank, rope))
-    return _fix_non_finite(out, lse, lambda: reference.sparse_flash_attention_quant(operands))
+    _repair_non_finite(out, lse, partial(reference.sparse_flash_attention_quant, operands))
+    return out, lse
 
 
-def _fix_non_finite(
+@repeated
+def _repair_non_finite(
     out: torch.Tensor, lse: torch.Tensor, by_reference: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> None:
     """Replace tokens with non-finite scores by the reference's result: an online softmax makes NaN of inf - inf."""
     if np.isnan(lse.numpy()).any():
         tokens, expected = lse.isnan().any(dim=1), by_reference()
         out[tokens], lse[tokens] = expected[0][tokens], expected[1][tokens]
-    return out, lse
 
 
 def _attend(
@@ -68,7 +68,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ql_nope, q_pe, *_, topk_indices, batch, scale, round_probs = operands
     (tokens, heads, rank), dtype = ql_nope.shape, ql_nope.dtype
-    request, visible = query_layout(batch, tokens)
+    request, visible = repeated(query_layout)(batch, tokens)
     nope, pe = _as_rows(ql_nope, caches.rank), _as_rows(q_pe, caches.rope)
     queries = Queries(row_address(nope), row_address(pe), heads)
     indices, block_table = _int32(topk_indices), _int32(batch.block_table)
@@ -82,13 +82,9 @@ def _attend(
     by_amx &= amx.fits(caches.rank, caches.rope)
     if PAIRS and all_bf16 and not any(size % (2 * WIDTH) for size in (caches.rank, caches.rope)):
         caches = caches._replace(ckv=caches.ckv._replace(kind=PAIRED), kpe=caches.kpe._replace(kind=PAIRED))
-    kernel, new = (attend_by_amx, new_amx_tile) if by_amx else (attend_tokens, new_tile)
-
-    def attend(first: int, last: int) -> None:
-        tile = thread_tile(new, heads, caches, indices.shape[1])
-        kernel(first, last, queries, caches, selection, softmax, tile, out, sums)
-
-    run_ranges(attend, tokens, min(TOKENS, tokens // (4 * count())))
+    kernel, unit = (attend_by_amx, SIDE) if by_amx else (attend_tokens, HEADS)
+    groups = groups_of(heads, tokens, count(), unit)
+    run_ranges(kernel, tokens * groups.per_token, 1, queries, caches, selection, softmax, groups, out, sums)
     return latents[..., :rank].to(dtype).contiguous(), lse
 
 

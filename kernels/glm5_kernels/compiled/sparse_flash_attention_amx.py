@@ -14,9 +14,9 @@ from glm5_kernels.compiled import amx
 from glm5_kernels.compiled.amx import SIDE, TILE, LeftAt, OutAt, RightAt
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import PACKED, load_row_as_fp32, transpose, turn
-from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH
+from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, aligned_fp32
 from glm5_kernels.compiled.sparse_flash_attention_intrinsics import copy_and_pair, softmax_columns, unpacked
-from glm5_kernels.compiled.sparse_flash_attention_operands import Caches, aligned
+from glm5_kernels.compiled.sparse_flash_attention_operands import part_of
 from glm5_kernels.compiled.sparse_flash_attention_tiles import select_rows, store_token
 from glm5_kernels.sparse_flash_attention import TILE as PER_SCALE
 
@@ -25,9 +25,9 @@ KEYS = 128
 
 
 class AmxTile(NamedTuple):
-    """Memory of a thread: one tile of keys, and the sums of a token so far.
+    """Memory of some tasks: one tile of keys, and the sums of a token so far.
 
-    H heads in whole sides, R = rank, D = rank + rope. A field that compiled code only passes on is an address.
+    H heads in whole sides, R = rank, D = rank + rope. Fields that are only passed on are addresses in `memory`.
 
     Attributes:
         query: bf16 [H / 16, D / 2, 16, 2]. keys: bf16 [KEYS, D]. pairs: bf16 [KEYS / 2, R + 16, 2], two keys' columns.
@@ -36,6 +36,7 @@ class AmxTile(NamedTuple):
         ckv_rows, kpe_rows: int64 [K + KEYS], addresses of the selected rows.
     """
 
+    memory: Any
     query: int
     keys: int
     pairs: int
@@ -50,53 +51,56 @@ class AmxTile(NamedTuple):
     kpe_rows: Any
 
 
-def new_amx_tile(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], AmxTile]:
-    """The arrays whose addresses the tile holds, and the tile.
+@inner
+def new_amx_tile(heads: Any, caches: Any, most: Any) -> Any:
+    """A tile for `heads` heads and up to `most` selected positions.
 
     Rows of `pairs` and `mixed` are longer than needed: a power of two apart they would share sets of a cache.
     """
     heads, rank, dims = -(-heads // SIDE) * SIDE, caches.rank, caches.rank + caches.rope
-    query, keys = aligned(heads * dims // 2), aligned(KEYS * dims // 2)
-    pairs, scores = aligned(KEYS // 2 * (rank + WIDTH)), aligned(KEYS * heads)
-    probs, unpacked_rows = aligned(heads * KEYS), aligned(rank)
-    tile = AmxTile(
-        query=query.ctypes.data,
-        keys=keys.ctypes.data,
-        pairs=pairs.ctypes.data,
-        scores=scores.ctypes.data,
-        probs=probs.ctypes.data,
-        unpacked=unpacked_rows.ctypes.data,
-        mixed=aligned(heads, rank + WIDTH),
-        peak=aligned(heads),
-        total=aligned(heads),
-        factor=aligned(heads),
-        ckv_rows=np.empty(most + SIDE, np.int64),
-        kpe_rows=np.empty(most + SIDE, np.int64),
+    query, keys, pairs = heads * dims // 2, KEYS * dims // 2, KEYS // 2 * (rank + WIDTH)
+    memory = aligned_fp32(query + keys + pairs + 2 * KEYS * heads + rank)
+    start = memory.ctypes.data
+    return AmxTile(
+        memory,
+        start,
+        start + 4 * query,
+        start + 4 * (query + keys),
+        start + 4 * (query + keys + pairs),
+        start + 4 * (query + keys + pairs + KEYS * heads),
+        start + 4 * (query + keys + pairs + 2 * KEYS * heads),
+        aligned_fp32(heads * (rank + WIDTH)).reshape((heads, rank + WIDTH)),
+        aligned_fp32(heads),
+        aligned_fp32(heads),
+        aligned_fp32(heads),
+        np.empty(most + SIDE, np.int64),
+        np.empty(most + SIDE, np.int64),
     )
-    return (query, keys, pairs, scores, probs, unpacked_rows), tile
 
 
 @kernel
 def attend_by_amx(
-    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
+    first: Any, last: Any, all_queries: Any, caches: Any, selection: Any, softmax: Any, groups: Any, out: Any, lse: Any
 ) -> None:
     """`sparse_flash_attention_tiles.attend_tokens` for bf16 queries, bf16 or PACKED caches, rank and rope whole sides.
 
     The last head is repeated up to a whole side of heads.
     """
     amx.configure()
-    for token in range(first, last):
+    tile = new_amx_tile(groups.heads, caches, selection.topk_indices.shape[1])
+    for task in range(first, last):
+        token, head, queries = part_of(task, all_queries, groups)
         count = select_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
-        for head in range(len(tile.peak)):
-            tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
+        for row in range(len(tile.peak)):
+            tile.peak[row], tile.total[row] = float32(-np.inf), float32(0)
         for start in range(0, count, KEYS):
             keys = min(KEYS, count - start)
             _gather(start, keys, caches, tile)
             _scores(keys, caches, tile)
             _softmax(keys, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
-        store_token(token, count, queries.heads, caches.rank, tile, out, lse)
+        store_token(token, head, queries.heads, count, caches.rank, tile, out, lse)
     amx.release()
 
 

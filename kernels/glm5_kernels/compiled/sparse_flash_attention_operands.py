@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import float32
 
-from glm5_kernels.compiled.rows import PAIRED, RowAddress
+from glm5_kernels.compiled.jit import inner
+from glm5_kernels.compiled.rows import PACKED, PAIRED, RowAddress
 from glm5_kernels.compiled.simd import FEWER, STEP, aligned_fp32
 
 #: Keys of a tile.
@@ -56,12 +55,12 @@ class SoftmaxOptions(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Memory of a thread: one tile of keys, and the sums of a token so far; H is heads, a multiple of FEWER.
+    """Memory of some tasks: one tile of keys, and the sums of a token so far; H is heads, a multiple of FEWER.
 
     Where the caches are PAIRED, two bf16 columns share the 32 bits of an element: D = (rank + rope) / 2, else
     D = rank + rope.
 
-    A field that compiled code only passes on is an address (int): every array costs numba time to compile.
+    A field that compiled code only passes on is an address (int) in `memory`: every array costs numba time to compile.
 
     Attributes:
         query: [H, D], zeros after the last head. keys: [DEPTH, STEP], transposed. values: [TILE, STEP], some columns.
@@ -70,6 +69,7 @@ class Tile(NamedTuple):
         latent_rows, rotated_rows: int64 [TILE], addresses of unpacked rows [rank] and [rope].
     """
 
+    memory: Any
     query: int
     keys: int
     values: int
@@ -83,47 +83,58 @@ class Tile(NamedTuple):
     rotated_rows: Any
 
 
-class _ThreadTile(threading.local):
-    """A thread's last tile, the sizes that it was made for, and the arrays whose addresses it holds."""
+class Groups(NamedTuple):
+    """A task is a group of `heads` neighbouring heads (the last one may have fewer) of a token, `per_token` of them."""
 
-    sizes: tuple[Any, ...] | None = None
-    arrays: tuple[Any, ...]
-    tile: Any
-
-
-_thread = _ThreadTile()
+    heads: int
+    per_token: int
 
 
-def thread_tile(new: Callable[..., tuple[tuple[Any, ...], Any]], heads: int, caches: Caches, most: int) -> Any:
-    """This thread's tile for `heads` and up to `most` selected positions, made by `new` where the last one differs."""
-    sizes = new, heads, caches.ckv.kind, caches.rank, caches.rope, most
-    if _thread.sizes != sizes:
-        _thread.arrays, _thread.tile = new(heads, caches, most)
-        _thread.sizes = sizes
-    return _thread.tile
+def groups_of(heads: int, tokens: int, threads: int, unit: int) -> Groups:
+    """Groups of the heads, each of whole units, so that few tokens have a task for each of the threads."""
+    parts = max(1, min(-(-threads // tokens), heads // unit))
+    size = -(-heads // (parts * unit)) * unit
+    return Groups(size, -(-heads // size))
 
 
-def new_tile(heads: int, caches: Caches, most: int) -> tuple[tuple[Any, ...], Tile]:
-    """The arrays whose addresses the tile holds, and the tile."""
+@inner
+def part_of(task: Any, queries: Any, groups: Any) -> Any:
+    """(token, its first head, Queries of the heads) of a task."""
+    token, first = task // groups.per_token, task % groups.per_token * groups.heads
+    nope, pe = queries.nope, queries.pe
+    part = Queries(
+        RowAddress(nope.base + first * nope.row_pitch, nope.block_pitch, nope.row_pitch, nope.kind),
+        RowAddress(pe.base + first * pe.row_pitch, pe.block_pitch, pe.row_pitch, pe.kind),
+        min(groups.heads, queries.heads - first),
+    )
+    return token, first, part
+
+
+@inner
+def new_tile(heads: Any, caches: Any, most: Any) -> Any:
+    """A tile for `heads` heads and up to `most` selected positions."""
     heads, rank, rope = -(-heads // FEWER) * FEWER, caches.rank, caches.rope
     dims = (rank + rope) // (2 if caches.ckv.kind == PAIRED else 1)
-    query, latents, rotated = np.zeros((heads, dims), np.float32), aligned(TILE, rank), aligned(TILE, rope)
-    keys, values = aligned(DEPTH * STEP), aligned(TILE * STEP)
-    tile = Tile(
-        query=query.ctypes.data,
-        keys=keys.ctypes.data,
-        values=values.ctypes.data,
-        scores=aligned(heads, TILE),
-        mixed=aligned(heads, rank),
-        peak=np.empty(heads, np.float32),
-        total=np.empty(heads, np.float32),
-        ckv_rows=np.empty(most + STEP, np.int64),
-        kpe_rows=np.empty(most + STEP, np.int64),
-        latent_rows=latents.ctypes.data + 4 * rank * np.arange(TILE),
-        rotated_rows=rotated.ctypes.data + 4 * rope * np.arange(TILE),
+    query, keys, values = heads * dims, DEPTH * STEP, TILE * STEP
+    unpacked = TILE * (rank + rope) if caches.ckv.kind == PACKED else 0
+    memory = aligned_fp32(query + keys + values + unpacked)
+    for element in range(query):  # of heads after the last one
+        memory[element] = float32(0)
+    latent_rows, rotated_rows, start = np.empty(TILE, np.int64), np.empty(TILE, np.int64), memory.ctypes.data
+    for key in range(TILE):
+        latent_rows[key] = start + 4 * (query + keys + values + key * rank)
+        rotated_rows[key] = start + 4 * (query + keys + values + TILE * rank + key * rope)
+    return Tile(
+        memory,
+        start,
+        start + 4 * query,
+        start + 4 * (query + keys),
+        aligned_fp32(heads * TILE).reshape((heads, TILE)),
+        aligned_fp32(heads * rank).reshape((heads, rank)),
+        np.empty(heads, np.float32),
+        np.empty(heads, np.float32),
+        np.empty(most + STEP, np.int64),
+        np.empty(most + STEP, np.int64),
+        latent_rows,
+        rotated_rows,
     )
-    return (query, keys, values, latents, rotated), tile
-
-
-def aligned(*shape: int) -> Any:
-    return aligned_fp32(math.prod(shape)).reshape(shape)

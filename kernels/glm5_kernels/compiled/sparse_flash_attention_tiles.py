@@ -22,7 +22,7 @@ from glm5_kernels.compiled.rows import (
 )
 from glm5_kernels.compiled.simd import BF16, FP32, STEP, WIDTH, in_steps
 from glm5_kernels.compiled.sparse_flash_attention_intrinsics import exponentials, pair_up, scale_and_peak, unpacked
-from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE
+from glm5_kernels.compiled.sparse_flash_attention_operands import DEPTH, TILE, new_tile, part_of
 from glm5_kernels.sparse_flash_attention import TILE as PER_SCALE
 
 #: The kind as which rows of a cache kind are transposed: PACKED rows are unpacked to fp32 first, PAIRED rows move as
@@ -35,9 +35,9 @@ _VALUE_BYTES = (4, 2, 4, 4, 2)
 
 @kernel
 def attend_tokens(
-    first: Any, last: Any, queries: Any, caches: Any, selection: Any, softmax: Any, tile: Any, out: Any, lse: Any
+    first: Any, last: Any, all_queries: Any, caches: Any, selection: Any, softmax: Any, groups: Any, out: Any, lse: Any
 ) -> None:
-    """out (RowAddress of latents) and lse fp32 [T, heads] of tokens first..last.
+    """out (RowAddress of latents) and lse fp32 [T, heads] of tasks first..last, each some heads of a token.
 
     With the keys k_j = [ckv_j, kpe_j] of the chosen positions in tiles, for every head with query q:
 
@@ -48,15 +48,17 @@ def attend_tokens(
 
     from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
     """
-    for token in range(first, last):
-        if token + 1 < last and selection.request[token + 1] != selection.request[token]:  # its rows are not in a cache
-            prefetch_rows(0, select_rows(token + 1, TILE, selection, caches, tile), caches, tile)
+    tile = new_tile(groups.heads, caches, selection.topk_indices.shape[1])
+    for task in range(first, last):
+        token, head, queries = part_of(task, all_queries, groups)
+        if task + 1 < last and selection.request[(task + 1) // groups.per_token] != selection.request[token]:
+            prefetch_rows(0, select_rows(token + 1, TILE, selection, caches, tile), caches, tile)  # in no cache yet
         count = select_rows(token, selection.topk_indices.shape[1], selection, caches, tile)
         _load_query(token, queries, caches, tile)
-        for head in range(len(tile.mixed)):  # no slices: numba's shape checks take long to compile
-            tile.peak[head], tile.total[head] = float32(-np.inf), float32(0)
+        for row in range(len(tile.mixed)):  # no slices: numba's shape checks take long to compile
+            tile.peak[row], tile.total[row] = float32(-np.inf), float32(0)
             for column in range(caches.rank):
-                tile.mixed[head, column] = float32(0)
+                tile.mixed[row, column] = float32(0)
         for start in range(0, count, TILE):
             keys = min(TILE, count - start)
             if caches.ckv.kind == PACKED:
@@ -65,18 +67,18 @@ def attend_tokens(
             _scores(start, keys, caches, tile)
             _online_softmax(keys, caches, softmax, tile)
             _weighted_values(start, keys, caches, softmax, tile)
-        store_token(token, count, queries.heads, caches.rank, tile, out, lse)
+        store_token(token, head, queries.heads, count, caches.rank, tile, out, lse)
 
 
 @inner
-def store_token(token: Any, count: Any, heads: Any, rank: Any, tile: Any, out: Any, lse: Any) -> None:
-    """Normalise the sums of a token that read `count` rows, and store them and the logarithms."""
-    for head in range(heads):
-        lse[token, head] = tile.peak[head] + np.log(tile.total[head]) if count else float32(np.inf)
+def store_token(token: Any, first: Any, heads: Any, count: Any, rank: Any, tile: Any, out: Any, lse: Any) -> None:
+    """Normalise and store the sums of a token's heads from `first` on, which read `count` rows, and the logarithms."""
+    for row in range(heads):
+        lse[token, first + row] = tile.peak[row] + np.log(tile.total[row]) if count else float32(np.inf)
         for column in range(rank):
-            tile.mixed[head, column] = tile.mixed[head, column] / tile.total[head] if count else float32(0)
-        target = out.base + token * out.block_pitch + head * out.row_pitch
-        store_row_as(tile.mixed.ctypes.data + 4 * head * tile.mixed.shape[1], rank, out.kind, target)
+            tile.mixed[row, column] = tile.mixed[row, column] / tile.total[row] if count else float32(0)
+        target = out.base + token * out.block_pitch + (first + row) * out.row_pitch
+        store_row_as(tile.mixed.ctypes.data + 4 * row * tile.mixed.shape[1], rank, out.kind, target)
 
 
 @inner

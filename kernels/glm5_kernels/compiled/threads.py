@@ -23,7 +23,18 @@ from numba import types
 from numba.core import cgutils
 from numba.core.dispatcher import Dispatcher
 
-from glm5_kernels.compiled.handover import ALONE, MONOTONIC, MOST, TASK_CODE, Memory, lead, new_memory, serve
+from glm5_kernels.compiled.handover import (
+    ALONE,
+    MONOTONIC,
+    MOST,
+    TASK_CODE,
+    Calls,
+    Memory,
+    lead,
+    new_memory,
+    run_calls,
+    serve,
+)
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import I64
 
@@ -31,6 +42,8 @@ from glm5_kernels.compiled.simd import I64
 LEAST_BYTES = 2**17
 #: Tokens of a step whose products are all compiled ones: torch computes next to nothing.
 FEW_TOKENS = 16
+#: The `recording.Recording` of the calls that are made now.
+recorder: Any = None
 #: Threads of an op, once `share_cores` has given torch others; 0: as many as torch's.
 _own = 0
 
@@ -82,12 +95,21 @@ def run_ranges(function: Callable[..., object], tasks: int, size: int, *operands
     """
     size, threads = max(1, size), count()
     parts = -(-tasks // size)
+    if recorder is not None:
+        recorder.add_kernel(function, tasks, size, operands)
     if threads == 1:
         function(0, tasks, *operands)
     elif isinstance(function, Dispatcher):  # also few tasks, so that a warm-up compiles what other sizes need
         team(os.getpid()).run(function, max(1, min(threads, parts)), tasks, size, *operands)
     else:
         run_tasks(lambda index: function(index * size, min((index + 1) * size, tasks), *operands), parts)
+
+
+def run_whole(function: Callable[..., object], tasks: int, *operands: Any) -> None:
+    """Run function(0, tasks, *operands) on this thread: all tasks of an op that is too short for others."""
+    if recorder is not None:
+        recorder.add_kernel(function, tasks, max(1, tasks), operands)
+    function(0, tasks, *operands)
 
 
 @cache
@@ -118,13 +140,27 @@ class Team:
             function(0, count, *operands)
             return
         try:
-            while self.size < min(threads, MOST):
-                threading.Thread(target=self._work, args=(self.size,), daemon=True).start()
-                self.size += 1
-            if _on_all_threads(function)(self.memory, min(threads, self.size), count, size, *operands):
+            if specialized(_entry, function)(self.memory, self._grown(threads), count, size, *operands):
                 raise MemoryError(f"{function.__name__} failed")  # compiled code has no other error
         finally:
             self._lock.release()
+
+    def run_calls(self, calls: Calls) -> None:
+        """Run the recorded calls of kernels; while another caller works, on this thread alone."""
+        alone = not self._lock.acquire(blocking=False)
+        try:
+            if run_calls(self.memory, 1 if alone else self._grown(count()), calls):
+                raise MemoryError("a recorded kernel failed")
+        finally:
+            if not alone:
+                self._lock.release()
+
+    def _grown(self, threads: int) -> int:
+        """How many of so many threads there are; starts those that are missing."""
+        while self.size < min(threads, MOST):
+            threading.Thread(target=self._work, args=(self.size,), daemon=True).start()
+            self.size += 1
+        return min(threads, self.size)
 
     def works_alone(self) -> bool:
         """True while the caller works alone because the system has stopped another thread."""
@@ -139,14 +175,14 @@ class Team:
 
 
 @cache
-def _on_all_threads(function: Any) -> Any:
-    """The compiled code that hands a kernel's operands to all threads, cached on disk like the kernel."""
+def specialized(entry: FunctionType, function: Any) -> Any:
+    """The entry, a function of a kernel's operands, compiled for one kernel and cached on disk like the kernel."""
     source = function.py_func
     where = {"co_filename": source.__code__.co_filename, "co_firstlineno": source.__code__.co_firstlineno}
-    code = _entry.__code__.replace(**where)
-    entry = FunctionType(code, {"function": function, "_job": _job, "lead": lead}, f"{source.__name__}_on_all")
-    entry.__module__, entry.__qualname__ = source.__module__, entry.__name__
-    return kernel(entry)
+    name = source.__name__ + entry.__name__
+    copy = FunctionType(entry.__code__.replace(**where), {**entry.__globals__, "function": function}, name)
+    copy.__module__, copy.__qualname__ = source.__module__, name
+    return kernel(copy)
 
 
 def _entry(memory: Memory, threads: int, count: int, size: int, *operands: Any) -> int:
@@ -154,12 +190,11 @@ def _entry(memory: Memory, threads: int, count: int, size: int, *operands: Any) 
     return lead(memory, threads, count, size, task, packed)  # type: ignore[no-any-return]
 
 
-@numba.extending.intrinsic  # type: ignore[untyped-decorator]
-def _job(typing: Any, function: Any, operands: Any) -> Any:
-    """(address of C code (operands, first, last) -> 1 after an error, else 0; address of the operands on the stack)."""
+def task_code(typing: Any, function: Any, operands: Any) -> Any:
+    """A function that emits C code (operands, first, last) -> 1 after an error, else 0, of a kernel: its address."""
     call = function.get_call_type(typing, (types.int64, types.int64, *operands.types), {})
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def generate(context: Any, builder: Any) -> Any:
         compiled = function.dispatcher.overloads[call.args]
         context.active_code_library.add_linking_library(compiled.library)
         task = ir.Function(builder.module, TASK_CODE, f"{builder.function.name}.task")
@@ -172,8 +207,18 @@ def _job(typing: Any, function: Any, operands: Any) -> Any:
         callee = context.declare_function(builder.module, compiled.fndesc)
         status, _ = context.call_conv.call_function(inside, callee, call.return_type, call.args, unpacked)
         inside.ret(inside.zext(status.is_error, I64))
-        slot = cgutils.alloca_once_value(builder, values[1])
-        addresses = [builder.ptrtoint(pointer, I64) for pointer in (task, slot)]
-        return context.make_tuple(builder, signature.return_type, addresses)
+        return builder.ptrtoint(task, I64)
+
+    return generate
+
+
+@numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def _job(typing: Any, function: Any, operands: Any) -> Any:
+    """(address of the kernel's `task_code`; address of the operands on the stack)."""
+    code = task_code(typing, function, operands)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        slot = builder.ptrtoint(cgutils.alloca_once_value(builder, values[1]), I64)
+        return context.make_tuple(builder, signature.return_type, [code(context, builder), slot])
 
     return types.UniTuple(types.int64, 2)(function, operands), generate

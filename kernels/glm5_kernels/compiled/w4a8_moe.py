@@ -16,6 +16,7 @@ from glm5_kernels.compiled.int8_product import MAX_TOKENS
 from glm5_kernels.compiled.int8_quantize import quantize_per_token, takes_rows
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
+from glm5_kernels.compiled.threads import run_whole
 from glm5_kernels.w4a8_moe import W4a8Moe, reference
 
 Floats = NDArray[np.float32]
@@ -38,27 +39,31 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
     x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale = operands
     if any(w.rows % WIDTH or w.columns % STEP for w in (w13, w2)) or not takes_rows(x):
         return reference.w4a8_moe(operands)
-    pairs = Pairs(
-        np.empty(topk_ids.numel(), np.int64), np.empty(topk_ids.numel(), np.float32),
-        np.empty(len(w2.blocks) + 1, np.int64),
-    )  # fmt: skip
-    used = _sort_by_expert(topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy(), pairs)
-    scales = w13_scale.float().contiguous(), w2_scale.float().contiguous()
-    operands = operands._replace(w13_scale=scales[0], w2_scale=scales[1])
-    count = int(pairs.starts[-1])
+    total = topk_ids.numel()
+    pairs = Pairs(np.empty(total, np.int64), np.empty(total, np.float32), np.empty(len(w2.blocks) + 1, np.int64))
+    chosen = topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy()
+    run_whole(_sort_by_expert, 1, *chosen, pairs)
+    operands = operands._replace(w13_scale=w13_scale.float().contiguous(), w2_scale=w2_scale.float().contiguous())
     out = torch.zeros(x.shape, dtype=torch.float32)
-    if count > MAX_TOKENS * used and all(int8_amx.takes(w.blocks[0], torch.float32) for w in (w13, w2)):
+    if total > MAX_TOKENS and _fills_amx(operands, pairs):
         _one_by_one(operands, pairs, out)
-    elif count:
+    elif total:
         _all_experts(operands, pairs, out)
     return out.to(x.dtype)
+
+
+def _fills_amx(operands: W4a8Moe, pairs: Pairs) -> bool:
+    """True if AMX runs here and an expert has more than MAX_TOKENS pairs in the mean."""
+    counts = np.diff(pairs.starts)
+    enough = counts.sum() > MAX_TOKENS * np.count_nonzero(counts)
+    return bool(enough) and all(int8_amx.takes(w.blocks[0], torch.float32) for w in (operands.w13, operands.w2))
 
 
 def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
     """out fp32 [T, D] += the experts' share, of all experts together, _PAIRS pairs at a time."""
     x, w13 = quantized(operands.x), of_experts(operands.w13, operands.w13_scale)
     w2 = of_experts(operands.w2, operands.w2_scale)
-    total = int(pairs.starts[-1])
+    total = len(pairs.token)
     for first in range(0, total, _PAIRS):
         rows = slice(first, min(first + _PAIRS, total))
         token, weight = pairs.token[rows], pairs.weight[rows]
@@ -66,7 +71,7 @@ def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
         gate, up = grouped_product(x, Groups(token, starts), w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
         hidden = quantized(silu(gate).mul_(up))
         y = grouped_product(hidden, Groups(np.arange(len(token)), starts), w2, torch.float32)
-        _add(y.numpy(), token, weight, out.numpy())
+        run_whole(_add, 1, y.numpy(), token, weight, starts, out.numpy())
 
 
 def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
@@ -81,20 +86,19 @@ def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
         )
         hidden = quantize_per_token(silu(gate).mul_(up))
         y = int8_amx.multiply(*hidden, operands.w2.blocks[e], operands.w2_scale[e], torch.float32)  # [n, D]
-        _add(y.numpy(), pairs.token[chunk], pairs.weight[chunk], out.numpy())
+        token, weight = pairs.token[chunk], pairs.weight[chunk]
+        run_whole(_add, 1, y.numpy(), token, weight, np.array([len(token)]), out.numpy())
 
 
 @kernel
-def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> int:
-    """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort. Returns how many experts are used."""
+def _sort_by_expert(first: int, last: int, ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> None:
+    """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort, the only task."""
     token, weight, starts = pairs
     starts[:] = 0
     for expert in ids.flat:
         if expert >= 0:
             starts[expert + 1] += 1
-    used = 0
     for e in range(1, len(starts)):
-        used += starts[e] > 0
         starts[e] += starts[e - 1]
     for row in range(ids.shape[0]):
         for slot in range(ids.shape[1]):
@@ -105,12 +109,13 @@ def _sort_by_expert(ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> in
     for e in range(len(starts) - 1, 0, -1):
         starts[e] = starts[e - 1]
     starts[0] = 0
-    return used
 
 
 @kernel
-def _add(y: Floats, token: NDArray[np.int64], weight: Floats, out: Floats) -> None:
-    """out[token] += y * weight for each pair, in order."""
-    for pair in range(len(y)):
+def _add(
+    first: int, last: int, y: Floats, token: NDArray[np.int64], weight: Floats, starts: NDArray[np.int64], out: Floats
+) -> None:
+    """out[token] += y * weight for each pair, starts[-1] of them in order, the only task."""
+    for pair in range(starts[len(starts) - 1]):
         for column in range(y.shape[1]):
             out[token[pair], column] += y[pair, column] * weight[pair]

@@ -68,7 +68,8 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"hadamard"}, _rotation),
         ({"ssz_scale", "round_rows", "fake_round"}, _rounding),
         ({"gptq_inverse_factors", "gptq_round"}, _gptq),
-        ({"indexer_preprocess"}, _index_operands),  # last: the seeds of the others stay
+        ({"indexer_preprocess"}, _index_operands),  # the newest are last: the seeds of the others stay
+        ({"rms_norm"}, _norms),
     )
     for number, (names, make) in enumerate(makers):
         if not ops or names & set(ops):
@@ -206,6 +207,17 @@ def _index_operands(generator: torch.Generator) -> Iterator[Case]:
             outputs = tuple((name, _sums(dtype, INDEX_DIM)) for name in ("q", "k_cache"))
             variant = f"{str(dtype)[6:]}, {tokens} tokens, {'pairs' if interleaved else 'halves'}"
             yield Case("indexer_preprocess", variant, arguments, outputs)
+
+
+def _norms(generator: torch.Generator) -> Iterator[Case]:
+    for dtype, tokens, added in itertools.product((torch.float32, torch.bfloat16), (1, 8, 70), (True, False)):
+        x, residual = (torch.randn(tokens, HIDDEN, generator=generator).to(dtype) for _ in range(2))
+        weight = (torch.rand(HIDDEN, generator=generator) + 0.5).to(dtype)
+        ulp = torch.finfo(dtype).eps
+        normed = Tolerance(0.0, 2e-6 if dtype == torch.float32 else 2 * ulp, "squares added in another order, two ULP")
+        outputs = ("out", normed), ("residual", Tolerance(0.0, 0.0, "one addition, one rounding"))
+        variant = f"{str(dtype)[6:]}, {tokens} tokens" + (", residual" if added else "")
+        yield Case("rms_norm", variant, (x, residual if added else None, weight, 1e-5), outputs)
 
 
 def _up_projection(generator: torch.Generator) -> Iterator[Case]:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glm5_kernels.contract import require_shape
+from glm5_kernels.contract import largest, require_shape
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.int8 import unpack_int4
 
@@ -91,5 +91,5 @@ class W4a8Moe(NamedTuple):
                 raise KernelInputError(f"{name} is on {weights.device}, x is on {self.x.device}")
         require_shape("w13_scale", self.w13_scale, (experts, 2 * width))
         require_shape("w2_scale", self.w2_scale, (experts, hidden))
-        if self.topk_ids.numel() and int(self.topk_ids.max()) >= experts:
-            raise KernelInputError(f"topk_ids names expert {int(self.topk_ids.max())}, there are {experts}")
+        if largest(self.topk_ids) >= experts:
+            raise KernelInputError(f"topk_ids names expert {largest(self.topk_ids)}, there are {experts}")
