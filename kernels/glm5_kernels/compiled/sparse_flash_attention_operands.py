@@ -92,7 +92,7 @@ class Groups(NamedTuple):
 
 def groups_of(heads: int, tokens: int, threads: int, unit: int) -> Groups:
     """Groups of the heads, each of whole units, so that few tokens have a task for each of the threads."""
-    parts = max(1, min(-(-threads // tokens), heads // unit))
+    parts = max(1, min(-(-threads // max(1, tokens)), heads // unit))
     size = -(-heads // (parts * unit)) * unit
     return Groups(size, -(-heads // size))
 
