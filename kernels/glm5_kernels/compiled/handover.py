@@ -23,9 +23,9 @@ from glm5_kernels.compiled.simd import I32, I64, Lanes, call_llvm, i64_const, in
 
 Memory = NDArray[np.int64]
 Calls = NDArray[np.int64]
-#: Elements of a team's memory, cache lines apart. JOB: number of the op whose tasks wait, 0: none. NEXT: its first task
-#: that nobody has taken.
-JOB, NEXT = 0, 8
+#: Elements of a team's memory, cache lines apart. JOB: number of the op whose tasks wait, 0: none. CALLED: 1 while a
+#: caller has the team. NEXT: the op's first task that nobody has taken.
+JOB, CALLED, NEXT = 0, 1, 8
 #: Written before JOB: the addresses of `_job`; tasks, and how many are taken at a time; threads that may come. FAILED:
 #: 1 after an error. The caller's own: the last number; the time until which it works alone.
 TASK, OPERANDS, COUNT, SIZE, THREADS, FAILED, LAST, ALONE = range(16, 24)
@@ -60,9 +60,12 @@ def new_memory() -> Memory:
 
 @kernel
 def lead(memory: Memory, threads: int, count: int, size: int, task: int, packed: int) -> int:
-    """Put out the tasks, work on them, and wait for those who work on them, too; 1 after an error."""
+    """Put out the tasks, work on them, and wait for those who work on them, too; 1 after an error.
+
+    A caller works alone while another one has the team. No signal of Python's can come before the team is free again.
+    """
     began, first = _now(MONOTONIC), memory.ctypes.data
-    if threads == 1 or began < memory[ALONE]:
+    if threads == 1 or began < memory[ALONE] or _exchange(first + 8 * CALLED, 1):
         return _call(task, packed, 0, count)  # type: ignore[no-any-return]
     job = memory[LAST] + 1
     memory[LAST], memory[TASK], memory[OPERANDS], memory[COUNT], memory[NEXT] = job, task, packed, count, 0
@@ -77,7 +80,9 @@ def lead(memory: Memory, threads: int, count: int, size: int, task: int, packed:
         lost = max(lost, _wait(first + 8 * LINE * number))
     if lost > min(ended - began, _MUCH):  # more than the others' work was worth; the caller may have been stopped, too
         memory[ALONE] = _now(MONOTONIC) + _ALONE * lost
-    return int(memory[FAILED])
+    failed = memory[FAILED]
+    _exchange(first + 8 * CALLED, 0)
+    return int(failed)
 
 
 @kernel

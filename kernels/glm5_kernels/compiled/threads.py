@@ -135,31 +135,21 @@ class Team:
         self._lock, self.memory, self.size = threading.Lock(), new_memory(), 1
 
     def run(self, function: Any, threads: int, count: int, size: int, *operands: Any) -> None:
-        """Run the kernel for tasks 0 .. count - 1; while another caller does so, on this thread alone."""
-        if not self._lock.acquire(blocking=False):
-            function(0, count, *operands)
-            return
-        try:
-            if specialized(_entry, function)(self.memory, self._grown(threads), count, size, *operands):
-                raise MemoryError(f"{function.__name__} failed")  # compiled code has no other error
-        finally:
-            self._lock.release()
+        """Run the kernel for tasks 0 .. count - 1."""
+        if specialized(_entry, function)(self.memory, self._grown(threads), count, size, *operands):
+            raise MemoryError(f"{function.__name__} failed")  # compiled code has no other error
 
     def run_calls(self, calls: Calls) -> None:
-        """Run the recorded calls of kernels; while another caller works, on this thread alone."""
-        alone = not self._lock.acquire(blocking=False)
-        try:
-            if run_calls(self.memory, 1 if alone else self._grown(count()), calls):
-                raise MemoryError("a recorded kernel failed")
-        finally:
-            if not alone:
-                self._lock.release()
+        """Run the recorded calls of kernels."""
+        if run_calls(self.memory, self._grown(count()), calls):
+            raise MemoryError("a recorded kernel failed")
 
     def _grown(self, threads: int) -> int:
         """How many of so many threads there are; starts those that are missing."""
         while self.size < min(threads, MOST):
-            threading.Thread(target=self._work, args=(self.size,), daemon=True).start()
-            self.size += 1
+            with self._lock:
+                threading.Thread(target=self._work, args=(self.size,), daemon=True).start()
+                self.size += 1
         return min(threads, self.size)
 
     def works_alone(self) -> bool:
