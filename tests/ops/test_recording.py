@@ -37,15 +37,15 @@ def cloned(contract: Any, values: Any) -> Any:
 def test_an_op_on_new_inputs(case: Case) -> None:
     contract, function = registry.contract(case.op), getattr(ops, case.op)
     written = [spec.number for spec in tensor_specs(contract) if spec.written]
-    own, recording = cloned(contract, case.arguments), Recording()
+    step_operands, recording = cloned(contract, case.arguments), Recording()
     with recording:
-        results = function(*own)
+        results = function(*step_operands)
     for _ in range(3):
-        own[0].copy_(own[0].flip(-1))  # any dtype, the same range
-        again = cloned(contract, own)
+        step_operands[0].copy_(step_operands[0].flip(-1))  # any dtype, the same range
+        again = cloned(contract, step_operands)
         expected = function(*again)
         recording.repeat()
-        pairs = [(own[number], again[number]) for number in written]
+        pairs = [(step_operands[number], again[number]) for number in written]
         pairs += zip(as_tuple(results), as_tuple(expected), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
 

@@ -37,7 +37,7 @@ class RecordedSteps:
 
     @property
     def uses(self) -> dict[Any, int]:
-        """How often each kind of step was repeated; 0 for one that cannot be."""
+        """Return how often each kind of step was repeated; 0 for a kind that cannot be."""
         return {kind: 0 if step is None else step.uses for kind, step in self._steps.items()}
 
     def run(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -82,14 +82,14 @@ class _Step:
 
     def record(self, forward: Forward, metadata: dict[str, Any], tensors: list[torch.Tensor]) -> torch.Tensor:
         """Run the step on copies of its inputs."""
-        context, own = get_forward_context(), dict[int, SparseMLAMetadata]()
+        context, copies = get_forward_context(), dict[int, SparseMLAMetadata]()
         self.inputs = [tensor.clone() for tensor in tensors]
         rest = iter(self.inputs[2:])
         for one in metadata.values():
-            if id(one) not in own:
-                own[id(one)] = SparseMLAMetadata(one.num_actual_tokens, *(next(rest) for _ in _tensors(one)))
-                own[id(one)].longest = one.longest  # a number that the recording must not read
-        context.attn_metadata = {name: own[id(one)] for name, one in metadata.items()}
+            if id(one) not in copies:
+                copies[id(one)] = SparseMLAMetadata(one.num_actual_tokens, *(next(rest) for _ in _tensors(one)))
+                copies[id(one)].longest = one.longest  # a number that the recording must not read
+        context.attn_metadata = {name: copies[id(one)] for name, one in metadata.items()}
         try:
             with self.recording:
                 self.hidden = forward(*self.inputs[:2])
@@ -100,8 +100,8 @@ class _Step:
     def repeat(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Run the recorded calls on new inputs."""
         self.uses += 1
-        for own, tensor in zip(self.inputs, tensors, strict=True):
-            own.copy_(tensor)
+        for target, tensor in zip(self.inputs, tensors, strict=True):
+            target.copy_(tensor)
         self.recording.repeat()
         return self.hidden.clone()
 

@@ -133,7 +133,7 @@ def _is_view(func: Any, results: Any, arguments: Any) -> bool:
 
 
 def _memory(values: Any) -> set[int]:
-    """Where the tensors are: a view is where its base is."""
+    """Addresses of the tensors' memory, which a view shares with its base."""
     return {tensor.untyped_storage().data_ptr() for tensor in _tensors(values)}
 
 

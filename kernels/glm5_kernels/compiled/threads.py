@@ -145,7 +145,7 @@ class Team:
             raise MemoryError("a recorded kernel failed")
 
     def _grown(self, threads: int) -> int:
-        """How many of so many threads there are; starts those that are missing."""
+        """Start the threads that are missing; returns how many of so many there are."""
         while self.size < min(threads, MOST):
             with self._lock:
                 threading.Thread(target=self._work, args=(self.size,), daemon=True).start()

@@ -41,8 +41,8 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
         return reference.w4a8_moe(operands)
     total = topk_ids.numel()
     pairs = Pairs(np.empty(total, np.int64), np.empty(total, np.float32), np.empty(len(w2.blocks) + 1, np.int64))
-    chosen = topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy()
-    run_whole(_sort_by_expert, 1, *chosen, pairs)
+    routing = topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy()
+    run_whole(_sort_by_expert, 1, *routing, pairs)
     operands = operands._replace(w13_scale=w13_scale.float().contiguous(), w2_scale=w2_scale.float().contiguous())
     out = torch.zeros(x.shape, dtype=torch.float32)
     if total > MAX_TOKENS and _fills_amx(operands, pairs):
