@@ -78,11 +78,18 @@ def test_python_that_reads_values_is_refused_or_repeated() -> None:
         return torch.full((1,), x.max().item())
 
     x = torch.randn(4)
-    for step in (largest, lambda x: x[x > 0], torch.nonzero):
-        with pytest.raises(ops.NotRecordableError, match="depends on values"), Recording():
+    for step in (largest, lambda x: x[x > 0], torch.nonzero, lambda _: run_ranges(lambda first, last: None, 4, 1)):
+        with Recording() as recording:
             step(x)
-    with pytest.raises(ops.NotRecordableError, match="no kernel"), Recording():
-        run_ranges(lambda first, last: None, 4, 1)
+        assert "depends on values" in recording.obstacle or "is no kernel" in recording.obstacle
+        with pytest.raises(ops.NotRecordableError, match=recording.obstacle):
+            recording.repeat()
+    with Recording() as recording:
+        torch.where(x > x.mean())
+    x.fill_(1)
+    with pytest.raises(ops.NotRecordableError):
+        recording.repeat()
+    x.normal_()
     calls, recording = [], Recording()
 
     @repeated

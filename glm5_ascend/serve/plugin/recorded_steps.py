@@ -53,25 +53,30 @@ class RecordedSteps:
         if len(self._steps) == MOST_RECORDINGS:
             return self._forward(input_ids, positions)
         self._steps[kind] = step = _Step()
-        try:
-            return step.record(self._forward, metadata, tensors)
-        except ops.NotRecordableError as error:
-            logger.info("steps of this kind are not recorded: %s", error)
-            self._steps[kind] = None
-            return self._forward(input_ids, positions)
+        hidden = step.record(self._forward, metadata, tensors)
+        if step.recording.obstacle:
+            self._give_up(kind, step.recording.obstacle)
+        return hidden
 
     def _repeated(self, kind: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
         step = self._steps[kind]
         if step is None:
             return self._forward(*tensors[:2])
-        hidden = step.repeat(tensors)
+        try:
+            hidden = step.repeat(tensors)
+        except ops.NotRecordableError as error:
+            self._give_up(kind, str(error))
+            return self._forward(*tensors[:2])
         if not step.is_checked_now():
             return hidden
         expected = self._forward(*tensors[:2])
         if not torch.equal(hidden.view(torch.int8), expected.view(torch.int8)):
-            logger.warning("a repeated step differs from the model; steps of this kind are not repeated any more")
-            self._steps[kind] = None
+            self._give_up(kind, "a repeated step differs from the model")
         return expected
+
+    def _give_up(self, kind: Any, reason: str) -> None:
+        logger.warning("steps of %d tokens run as Python again: %s", kind[0][0][0], reason)
+        self._steps[kind] = None
 
 
 class _Step:

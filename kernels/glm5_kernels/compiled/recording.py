@@ -2,8 +2,9 @@
 
 A recording has every call of a kernel, with its operands, and every operator of torch, in their order. To repeat it
 costs a tenth of a microsecond for a kernel instead of some thirty. It works on the tensors of the recorded step, so the
-caller writes new inputs into the tensors that the step read. Python code must not depend on values of tensors: an
-operator that reads one raises `NotRecordableError`. What numpy computes is not seen: `repeated` decorates it.
+caller writes new inputs into the tensors that the step read. Python code must not depend on values of tensors: a step
+with an operator that reads one runs to its end, and has an `obstacle`. What numpy computes is not seen: `repeated`
+decorates it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class Recording(TorchDispatchMode):
     """The calls within `with recording:`, one after the other; `repeat` runs them again.
 
     The operands of kernels are never freed: a process should make few recordings.
+
+    Attributes:
+        obstacle: why the calls cannot be repeated; "" if they can.
     """
 
     def __init__(self) -> None:
@@ -41,7 +45,7 @@ class Recording(TorchDispatchMode):
         self._kernels: list[tuple[int, int, int, int]] = []  # since the last operator
         self._kept: list[Any] = []  # kernels have the addresses of tensors
         self._results: dict[Any, Any] = {}  # of Python functions
-        self._paused = False
+        self._paused, self.obstacle = False, ""
 
     def __enter__(self) -> Recording:
         threads.recorder = self
@@ -54,17 +58,23 @@ class Recording(TorchDispatchMode):
         self._end_kernels()
 
     def repeat(self) -> None:
-        """Run all recorded calls again, on the same tensors."""
+        """Run all recorded calls again, on the same tensors.
+
+        Raises:
+            NotRecordableError: there is an obstacle, or a result has another shape now.
+        """
+        if self.obstacle:
+            raise NotRecordableError(self.obstacle)
         for call in self._calls:
             call()
 
     def add_kernel(self, function: Any, count: int, size: int, operands: tuple[Any, ...]) -> None:
         """Record a call for tasks 0 .. count - 1; the caller makes the call itself."""
-        if not self._paused:
+        if isinstance(function, Dispatcher) and not self._paused:
             self._kept.append(operands)
-            if not isinstance(function, Dispatcher):
-                raise NotRecordableError(f"{function.__qualname__}: no kernel")
             self._kernels.append((*threads.specialized(_keep, function)(*operands), count, size))
+        elif not self._paused:
+            self.obstacle = f"{function.__qualname__} is no kernel"
 
     def add_python(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call a function whose own calls are not recorded; `repeat` calls it again, once for equal arguments."""
@@ -91,7 +101,7 @@ class Recording(TorchDispatchMode):
         if self._paused:
             return func(*args, **keywords)
         if _depends_on_values(func, args):
-            raise NotRecordableError(f"{func} in a step: its result depends on values")
+            self.obstacle = f"the result of {func} depends on values"
         results = func(*args, **keywords)
         self._kept.append((args, keywords, results))
         if func._schema.is_mutable:
@@ -158,6 +168,8 @@ def _copying(call: Callable[[], Any], results: Any) -> Callable[[], object]:
 
     def run() -> None:
         for target, result in zip(targets, _tensors(call()), strict=True):
+            if target.shape != result.shape:
+                raise NotRecordableError(f"a result has shape {list(result.shape)}, had {list(target.shape)}")
             target.copy_(result)
 
     return run if targets else call
