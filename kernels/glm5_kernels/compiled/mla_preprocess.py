@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import float32
 
 from glm5_kernels.compiled.fp32_product import per_head
 from glm5_kernels.compiled.int8_linear import apply_linear
 from glm5_kernels.compiled.int8_quantize import FLOATS
 from glm5_kernels.compiled.jit import inner, kernel
+from glm5_kernels.compiled.rms_norm import rms_factor
 from glm5_kernels.compiled.rotation import Angles, rotate
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, KINDS, RowAddress, load_row_as_fp32, row_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH
@@ -111,14 +111,7 @@ def _queries(first: Any, last: Any, z: Any, kind: Any, sizes: Any, angles: Any, 
 
 @inner
 def _norm(x: Any, first: Any, gamma: Any, eps: Any, out: Any, offset: Any) -> None:
-    """out, from `offset` on, <- x / sqrt(mean(x^2) + eps) * gamma of x from `first` on; squares added in 16 lanes."""
-    lanes, size = np.zeros(WIDTH, np.float32), len(gamma)
-    for start in range(first, first + size, WIDTH):
-        for lane in range(WIDTH):
-            lanes[lane] += x[start + lane] * x[start + lane]
-    total = float32(0)
-    for lane in range(WIDTH):
-        total += lanes[lane]
-    factor = float32(1) / np.sqrt(total / float32(size) + float32(eps))
-    for column in range(size):
+    """out, from `offset` on, <- x / sqrt(mean(x^2) + eps) * gamma of x from `first` on."""
+    factor = rms_factor(x, first, len(gamma), eps)
+    for column in range(len(gamma)):
         out[offset + column] = x[first + column] * factor * gamma[column]

@@ -9,7 +9,7 @@ import torch
 from numba import float32
 
 from glm5_kernels.compiled.int8_quantize import FLOATS
-from glm5_kernels.compiled.jit import kernel
+from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import load_row_as_fp32, matrix_address, store_row_as
 from glm5_kernels.compiled.simd import STEP, WIDTH, aligned_fp32
 from glm5_kernels.compiled.threads import run_ranges
@@ -35,7 +35,7 @@ def rms_norm(operands: RmsNorm) -> tuple[torch.Tensor, torch.Tensor]:
 def _rows(
     first: Any, last: Any, columns: Any, adds: Any, eps: Any, x: Any, residual: Any, weight: Any, out: Any, total: Any
 ) -> None:
-    """out and total (if `adds`) <- rows first..last of x and residual; squares are added in 16 lanes."""
+    """out and total (if `adds`) <- rows first..last of x and residual."""
     row, other, factors = aligned_fp32(columns), aligned_fp32(columns), aligned_fp32(columns)
     load_row_as_fp32(weight.base, columns, weight.kind, factors.ctypes.data, STEP)
     for token in range(first, last):
@@ -45,17 +45,7 @@ def _rows(
             for column in range(columns):
                 row[column] += other[column]
             store_row_as(row.ctypes.data, columns, x.kind, total.base + token * total.row_pitch)
-        lanes = np.zeros(WIDTH, np.float32)
-        for start in range(0, columns, WIDTH):
-            for lane in range(WIDTH):
-                lanes[lane] += row[start + lane] * row[start + lane]
-        squares = float32(0)
-        for lane in range(WIDTH):
-            squares += lanes[lane]
-        factor, target = (
-            float32(1) / np.sqrt(squares / float32(columns) + float32(eps)),
-            out.base + token * out.row_pitch,
-        )
+        factor, target = rms_factor(row, 0, columns, eps), out.base + token * out.row_pitch
         for column in range(columns):
             row[column] *= factor
         store_row_as(row.ctypes.data, columns, x.kind, target)  # rounds
@@ -63,3 +53,16 @@ def _rows(
         for column in range(columns):
             row[column] *= factors[column]
         store_row_as(row.ctypes.data, columns, x.kind, target)
+
+
+@inner
+def rms_factor(x: Any, first: Any, size: Any, eps: Any) -> Any:
+    """1 / sqrt(mean(x^2) + eps) of `size` fp32 of x from `first` on; squares are added in 16 lanes."""
+    lanes = np.zeros(WIDTH, np.float32)
+    for start in range(first, first + size, WIDTH):
+        for lane in range(WIDTH):
+            lanes[lane] += x[start + lane] * x[start + lane]
+    total = float32(0)
+    for lane in range(WIDTH):
+        total += lanes[lane]
+    return float32(1) / np.sqrt(total / float32(size) + float32(eps))

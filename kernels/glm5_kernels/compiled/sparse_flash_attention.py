@@ -28,6 +28,8 @@ from glm5_kernels.paged_cache import MAX_POSITIONS, query_layout
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, reference
 from glm5_kernels.sparse_flash_attention.reference import unpack_latents
 
+_query_layout = repeated(query_layout)
+
 
 def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
     ckv = _as_rows(operands.ckv_cache, _padded(operands.ckv_cache.shape[-1], STEP))
@@ -68,7 +70,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     ql_nope, q_pe, *_, topk_indices, batch, scale, round_probs = operands
     (tokens, heads, rank), dtype = ql_nope.shape, ql_nope.dtype
-    request, visible = repeated(query_layout)(batch, tokens)
+    request, visible = _query_layout(batch, tokens)
     nope, pe = _as_rows(ql_nope, caches.rank), _as_rows(q_pe, caches.rope)
     queries = Queries(row_address(nope), row_address(pe), heads)
     indices, block_table = _int32(topk_indices), _int32(batch.block_table)
