@@ -30,12 +30,13 @@ from glm5_kernels.compiled.int8_quantize import (
     numbers,
     quantize_rows,
     quantize_rows_static,
+    rows_per_task,
     scale_row,
 )
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges, run_whole
+from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 
@@ -102,15 +103,15 @@ def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quan
     tokens, k = x.shape
     columns = padded_columns(k)
     codes = np.empty((tokens, k), np.int8) if columns == k else np.zeros((tokens, columns), np.int8)
-    source, target = matrix_address(x), QuantizedRows(codes, k)
+    source, target, size = matrix_address(x), QuantizedRows(codes, k), rows_per_task(k)
     if static is None:
         factors = np.empty((tokens, 1), np.float32)
-        run_whole(quantize_rows, tokens, source, target, factors)
+        run_ranges(quantize_rows, tokens, size, source, target, factors)
         return Quantized(codes, factors)
     factors = np.ones((tokens, 1), np.float32)
     input_scale, offset, bias = static.input_scale, static.input_offset, static.quant_bias
     assert input_scale is not None and offset is not None and bias is not None
-    run_whole(quantize_rows_static, tokens, source, target, *numbers(input_scale, offset))
+    run_ranges(quantize_rows_static, tokens, size, source, target, *numbers(input_scale, offset))
     return Quantized(codes, factors, bias.numpy())
 
 

@@ -58,7 +58,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return int8.quantize_per_token(x)
     codes, scale = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
     target = QuantizedRows(codes.numpy(), columns)
-    run_ranges(quantize_rows, rows, _rows_per_task(columns), matrix_address(x), target, scale.numpy())
+    run_ranges(quantize_rows, rows, rows_per_task(columns), matrix_address(x), target, scale.numpy())
     return codes, scale
 
 
@@ -69,7 +69,7 @@ def quantize_per_tensor(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tens
         return int8.quantize_per_tensor(x, scale, offset)
     codes = torch.empty(rows, columns, dtype=torch.int8)
     source, target = matrix_address(x), QuantizedRows(codes.numpy(), columns)
-    run_ranges(quantize_rows_static, rows, _rows_per_task(columns), source, target, *numbers(scale, offset))
+    run_ranges(quantize_rows_static, rows, rows_per_task(columns), source, target, *numbers(scale, offset))
     return codes
 
 
@@ -87,7 +87,7 @@ def scale_back_to(out: torch.Tensor, y: torch.Tensor, x_scale: torch.Tensor | No
         return
     factors = (torch.ones(rows) if x_scale is None else x_scale.reshape(rows)).contiguous().numpy()
     sums = Sums(y.data_ptr(), columns, factors, scale.data_ptr())
-    run_ranges(_scale_rows, rows, _rows_per_task(columns), sums, matrix_address(out))
+    run_ranges(_scale_rows, rows, rows_per_task(columns), sums, matrix_address(out))
 
 
 def takes_rows(x: torch.Tensor) -> bool:
@@ -96,7 +96,8 @@ def takes_rows(x: torch.Tensor) -> bool:
     return x.dtype in FLOATS and x.stride(-1) == 1 and not columns % WIDTH and rows > 0
 
 
-def _rows_per_task(columns: int) -> int:
+def rows_per_task(columns: int) -> int:
+    """Rows of a task of `quantize_rows`."""
     return max(1, _ELEMENTS // columns)
 
 

@@ -16,12 +16,14 @@ from glm5_kernels.compiled.int8_product import MAX_TOKENS
 from glm5_kernels.compiled.int8_quantize import quantize_per_token, takes_rows
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.threads import run_whole
+from glm5_kernels.compiled.threads import run_ranges, run_whole
 from glm5_kernels.w4a8_moe import W4a8Moe, reference
 
 Floats = NDArray[np.float32]
 #: Pairs at a time: results of a size that the allocator keeps for the next ones.
 _PAIRS = 1024
+#: Tokens of a task of `_add`.
+_TOKENS = 16
 
 
 class Pairs(NamedTuple):
@@ -71,7 +73,7 @@ def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
         gate, up = grouped_product(x, Groups(token, starts), w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
         hidden = quantized(silu(gate).mul_(up))
         y = grouped_product(hidden, Groups(np.arange(len(token)), starts), w2, torch.float32)
-        run_whole(_add, 1, y.numpy(), token, weight, starts, out.numpy())
+        run_ranges(_add, len(out), _TOKENS, y.numpy(), token, weight, starts, out.numpy())
 
 
 def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
@@ -87,7 +89,7 @@ def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
         hidden = quantize_per_token(silu(gate).mul_(up))
         y = int8_amx.multiply(*hidden, operands.w2.blocks[e], operands.w2_scale[e], torch.float32)  # [n, D]
         token, weight = pairs.token[chunk], pairs.weight[chunk]
-        run_whole(_add, 1, y.numpy(), token, weight, np.array([len(token)]), out.numpy())
+        run_ranges(_add, len(out), _TOKENS, y.numpy(), token, weight, np.array([len(token)]), out.numpy())
 
 
 @kernel
@@ -115,7 +117,8 @@ def _sort_by_expert(first: int, last: int, ids: NDArray[np.int64], weights: Floa
 def _add(
     first: int, last: int, y: Floats, token: NDArray[np.int64], weight: Floats, starts: NDArray[np.int64], out: Floats
 ) -> None:
-    """out[token] += y * weight for each pair, starts[-1] of them in order, the only task."""
+    """out[token] += y * weight for each pair of the tokens first..last, in the order of the starts[-1] pairs."""
     for pair in range(starts[len(starts) - 1]):
-        for column in range(y.shape[1]):
-            out[token[pair], column] += y[pair, column] * weight[pair]
+        if first <= token[pair] < last:
+            for column in range(y.shape[1]):
+                out[token[pair], column] += y[pair, column] * weight[pair]
