@@ -9,7 +9,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report, WeightError
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, served_config
-from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize, integer_weight
+from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, cores
@@ -171,13 +171,16 @@ class _UnitComparison:
         tensors = read_linear(self.checkpoint, module, scheme, weight=False)
         comparison, moved = WeightComparison(), []
         for first, last, reference in self.expected.rows(self.prefix, part, bool(selected) or silent is not None):
-            weight, clipped = self._stored_rows(module, scheme, tensors, first, last)
+            weight, bound = self._stored_rows(module, scheme, tensors, first, last)
             if pair is not None:
-                moved.append(_undo(reference, weight, slice(None) if selected is None else torch.tensor(selected)))
+                moved_rows = slice(None) if selected is None else torch.tensor(selected)
+                moved.append(_undo(reference, weight, moved_rows))
+                if bound is not None:
+                    bound[moved_rows] *= moved[-1][0].abs()
             reference.mul_(scale)
             if silent is not None:
                 reference[:, silent] *= silent_scale(reference[:, silent], weight[:, silent])
-            comparison.add(weight, reference, clipped)
+            comparison.add(weight, reference, bound)
         self._record(module, scheme, comparison)
         if pair is not None:
             scales, silences = (torch.cat(rows) for rows in zip(*moved, strict=True))
@@ -188,12 +191,12 @@ class _UnitComparison:
     def _stored_rows(
         self, module: str, scheme: str, tensors: dict[str, torch.Tensor], first: int, last: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Dequantized rows, fp32, and where INT4 may have clipped them; `tensors`: all but the weight."""
+        """Dequantized rows, fp32, and from which magnitude INT4 clips them; `tensors`: all but the weight."""
         packed = 2 if scheme == W4A8_DYNAMIC else 1
         rows = {suffix: tensor[first:last] if len(tensor) > 1 else tensor for suffix, tensor in tensors.items()}
         rows["weight"] = self.checkpoint.read_rows(f"{module}.weight", first // packed, last // packed)
-        clipped = integer_weight(scheme, rows).abs() >= 7 if scheme == W4A8_DYNAMIC else None
-        return dequantize(scheme, rows), clipped
+        bound = 7 * rows["weight_scale"][:, 0].abs() if scheme == W4A8_DYNAMIC else None
+        return dequantize(scheme, rows), bound
 
     def _record(self, module: str, scheme: str, comparison: WeightComparison) -> None:
         verdict = comparison.judge(scheme)

@@ -16,11 +16,16 @@ in columns of a row with a huge weight alone: up to 1.2 half steps per element (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from glm5_ascend.checkpoint.schemes import FLOAT, MAX_HALF_STEPS, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_kernels.ops import vectorized
 
+Floats = NDArray[np.floating[Any]]
 LIMITS = {FLOAT: 0.02, W8A8_DYNAMIC: 0.05, W8A8: 0.05, W4A8_DYNAMIC: 0.35}
 #: A column can be short (4 rows in a tiny weights_proj), and msModelSlim rounds to bf16 between the steps. SSZ may clip
 #: an outlier column of INT4 weights by any factor: elements at the end of the range do not count.
@@ -35,7 +40,7 @@ _SCATTER = 8.0
 _LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
 _SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
 _TINY = 1e-30
-#: Elements worked on at a time: what a core's cache holds a few times.
+#: Elements whose sums are added in fp32.
 _BLOCK = 1 << 17
 
 
@@ -71,28 +76,29 @@ class WeightComparison:
     """Sums of squares of one tensor, collected over pieces of its rows."""
 
     def __init__(self) -> None:
-        self._rows: list[torch.Tensor] = []  # [4, n]: error, weight, error along the weight, largest magnitude
-        self._columns: torch.Tensor | float = 0.0  # fp64 [3, K]: error, weight, error along the weight
+        self._rows: list[Floats] = []  # [4, n]: error, weight, error along the weight, largest magnitude
+        self._columns: Floats | float = 0.0  # fp64 [3, K]: error, weight, error along the weight
 
-    def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None = None) -> None:
-        """Add rows [n, K]: dequantized weights and references; `clipped` marks elements that may be too small."""
-        step = max(_BLOCK // weight_rows.shape[1], 1)
-        for first in range(0, len(weight_rows), step):
-            rows = slice(first, first + step)
-            self._add(weight_rows[rows], reference[rows], None if clipped is None else clipped[rows])
+    def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor | None = None) -> None:
+        """Add rows fp32 [n, K]: dequantized weights and references.
 
-    def _add(self, weight_rows: torch.Tensor, reference: torch.Tensor, clipped: torch.Tensor | None) -> None:
-        difference = weight_rows - reference
-        along, error, weight = difference * reference, difference.square_(), reference.square()
-        self._rows.append(torch.stack([error.sum(1), weight.sum(1), along.sum(1), reference.abs().amax(1)]))
-        if clipped is not None:
-            mask = (~(clipped & (weight_rows.abs() < reference.abs()))).float()
-            along, error, weight = (sums.mul_(mask) for sums in (along, error, weight))  # faster than masked_fill_
-        self._columns = self._columns + torch.stack([error.sum(0), weight.sum(0), along.sum(0)]).double()
+        Args:
+            bound: fp32 [n], magnitudes from which a weight of a row is clipped, and may be too small.
+        """
+        n, columns = weight_rows.shape
+        bounds = (torch.full((n,), torch.inf) if bound is None else bound).numpy()
+        rows, step = np.empty((4, n), np.float32), max(_BLOCK // columns, 1)
+        for first in range(0, n, step):
+            part = slice(first, first + step)
+            sums = np.zeros((3, columns), np.float32)
+            weight, expected = (tensor[part].contiguous().numpy() for tensor in (weight_rows, reference))
+            _add_squares(weight, expected, bounds[part], rows[:, part], sums)
+            self._columns = self._columns + sums.astype(np.float64)
+        self._rows.append(rows)
 
     def judge(self, scheme: str) -> Verdict:
         """Return the errors of all added rows, with the limits of `scheme`."""
-        error, weight, along, peak = torch.cat(self._rows, dim=1)
+        error, weight, along, peak = torch.from_numpy(np.concatenate(self._rows, axis=1))
         column_error, column_weight, column_along = torch.as_tensor(self._columns).float()
         # Squares of what correct rounding may cost per element of each row.
         step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
@@ -113,6 +119,23 @@ class WeightComparison:
         whole_limit = max(LIMITS[scheme], float((columns * step.sum() / total).sqrt()))
         whole = float((error.sum() / total).sqrt())
         return Verdict(whole, whole_limit, row, row_error, row_limit, column, column_error, column_limit)
+
+
+@vectorized
+def _add_squares(weight: Floats, reference: Floats, bounds: Floats, rows: Floats, columns: Floats) -> None:
+    """Sums of fp32 [n, K] to rows [4, n], and those of elements that are not clipped added to columns [3, K]."""
+    for row in range(len(weight)):
+        error = square = along = peak = np.float32(0)
+        for column in range(weight.shape[1]):
+            w, r = weight[row, column], reference[row, column]
+            difference, size = w - r, abs(r)
+            error, square = error + difference * difference, square + r * r
+            along, peak = along + difference * r, max(peak, size)
+            counted = np.float32(0) if bounds[row] <= abs(w) < size else np.float32(1)
+            columns[0, column] += difference * difference * counted
+            columns[1, column] += r * r * counted
+            columns[2, column] += difference * r * counted
+        rows[0, row], rows[1, row], rows[2, row], rows[3, row] = error, square, along, peak
 
 
 _Line = tuple[int, float, float]  # index, relative error, limit

@@ -8,7 +8,7 @@ package (but the tests of the kernels). Maths, shapes and errors stand in the op
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -41,8 +41,8 @@ __all__ = [
     "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer",
     "lightning_indexer_quant", "mla_preprocess", "new_recording", "pack_latents", "parity", "quantize_indexer",
     "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows", "share_cores",
-    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "w4a8_moe",
-    "widens_bf16", "write_rows",
+    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "vectorized",
+    "w4a8_moe", "widens_bf16", "write_rows",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -114,3 +114,20 @@ def reads_columns(dtype: torch.dtype) -> bool:
     from glm5_kernels.compiled.simd import PAIRS
 
     return PAIRS and dtype == torch.bfloat16
+
+
+def vectorized(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a function of numpy arrays, compiled at its first call; its sums are added up in any order."""
+
+    @cache
+    def compiled() -> Callable[P, R]:
+        from glm5_kernels.compiled.jit import unordered
+
+        result: Callable[P, R] = unordered(function)
+        return result
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        return compiled()(*arguments, **keywords)
+
+    return call

@@ -20,6 +20,11 @@ def kernel(function: Callable[..., object]) -> Any:
     return njit(**_OPTIONS)(function)
 
 
+def unordered(function: Callable[..., object]) -> Any:
+    """Decorator like `kernel`: sums are added up in any order, so that plain loops become vector instructions."""
+    return njit(**_OPTIONS, fastmath={"reassoc", "nsz", "contract"})(function)
+
+
 def inner(function: Callable[..., object]) -> Any:
     """Decorator of a function that only kernels call: inlined into each of them."""
     return njit(**_OPTIONS, no_cpython_wrapper=True, inline="always")(function)
