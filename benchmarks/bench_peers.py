@@ -26,10 +26,10 @@ from peers import build, check, models, report
 from peers.report import BATCH_STEPS, IK, KT, OURS, Q4, Q8, STEPS, THIN, Engine, Results
 
 from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.inputs import tokens_per_step
 from glm5_ascend.plan.layout import Engine as Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, draft_operators, step_operators
-from glm5_ascend.plan.workload import tokens_per_step
 
 HERE = Path(__file__).parent
 #: Reads 1 GiB nine times and prints the best rate.

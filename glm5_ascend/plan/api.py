@@ -1,26 +1,28 @@
-"""The function `plan`, which the command calls."""
+"""The function `plan`, which the command calls, and its answer: layouts, and numbers with ranges; as JSON, too."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
-from glm5_ascend.plan.data_files import pairs, read_option
+from glm5_ascend.plan import weights
+from glm5_ascend.plan.evidence import has_rows
 from glm5_ascend.plan.hardware import fitted, load_hardware
-from glm5_ascend.plan.layout import Engine, Layout, check_engine, parse_layout
-from glm5_ascend.plan.memory import pages
+from glm5_ascend.plan.inputs import Slo, pairs, parse_workload, read_option
+from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
+from glm5_ascend.plan.memory import ENDS, End, pages
 from glm5_ascend.plan.model import from_directory, named
 from glm5_ascend.plan.options import PlanOptions
-from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, proven_layouts
-from glm5_ascend.plan.result import Plan
-from glm5_ascend.plan.search import MEETS, Candidate, Question, evaluate, experimental_candidates, proven_candidates
-from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import Slo, parse_workload
-
-#: Numbers of machines that are tried without --nodes.
-_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+from glm5_ascend.plan.predict import predict
+from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, faults, proven_layouts
+from glm5_ascend.plan.search import EQUAL, MEETS, SHEDS, Candidate, Question, best_layouts, evaluate
+from glm5_ascend.plan.steps import Duration, Steps
 
 
 @with_options(PlanOptions)
@@ -53,10 +55,8 @@ def plan(options: PlanOptions) -> Plan:
         check_engine(Engine(1, drafts=options.mtp), model.config, hardware)
     steps = Steps(model, hardware, hardware.constants or fitted().constants)
     question = Question(steps, workload, slo, options.acceptance, options.mtp)
-    if options.layout is not None:
-        result = _evaluated(question, options.layout, options.nodes)
-    else:
-        result = _searched(question, options.nodes)
+    nodes, candidates, trial = _answers(question, options.layout, options.nodes)
+    result = Plan(**vars(question), nodes=nodes, best=candidates[0], others=candidates[1:], experimental=trial)
     if options.html is not None:
         from glm5_ascend.plan.report import write
 
@@ -64,65 +64,213 @@ def plan(options: PlanOptions) -> Plan:
     return result
 
 
-def _evaluated(question: Question, text: str, nodes: int | None) -> Plan:
-    """The plan of the layout that the user gave."""
-    hardware, model = question.hardware, question.model
-    layout = parse_layout(text, model.config, question.workload.concurrency, question.drafts)
-    for engine in layout.engines.values():
-        check_engine(engine, model.config, hardware)
-    needed = layout.nodes(hardware)
-    if nodes is not None and nodes < needed:
-        raise PlanError(f"--layout {text}: takes {needed} x {hardware.name}, --nodes is {nodes}", "more nodes")
-    sources = dict(proven_layouts(model, hardware, needed, question.workload, question.drafts))
-    same = next((e for other, e in sources.items() if str(other) == str(layout)), NOBODY)  # with other settings
-    changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else NOBODY
-    best = evaluate(question, layout, sources.get(layout, changed), shed=False)
-    if best is None:
-        raise _nothing_fits(question, layout, needed)
-    return Plan(**vars(question), nodes=nodes or needed, best=best, others=[])
-
-
-def _searched(question: Question, nodes: int | None) -> Plan:
-    """The plan of the best layouts; without `nodes`, of the fewest machines that carry the load within the SLO."""
-    hardware, fitting = question.hardware, list[tuple[int, list[Candidate]]]()
-    for count in _NODES if nodes is None else (nodes,):
-        candidates = [] if hardware.measured_on else proven_candidates(question, count, shed=nodes is not None)
-        if nodes is None:
-            candidates.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
-        candidates = candidates or experimental_candidates(question, count, ())
-        if candidates:
-            fitting.append((count, candidates))
-            if nodes is not None or candidates[0].verdict == MEETS or candidates[0].evidence is NOBODY:
-                break
+def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[int, list[Candidate], Candidate | None]:
+    """What `best_layouts` returns, or the layout of --layout alone; PlanError if nothing fits."""
+    hardware, config, load = question.hardware, question.model.config, question.workload
+    clients = load.concurrency if text else 1.0
+    layout = parse_layout(text or f"tp={hardware.dies_per_node}", config, clients, question.drafts)
+    if text is None:
+        count, candidates, trial = best_layouts(question, nodes)
     else:
-        if not fitting:
-            layout = parse_layout(f"tp={hardware.dies_per_node}", question.model.config, 1.0, question.drafts)
-            raise _nothing_fits(question, layout, nodes or _NODES[-1])
-        # no number of machines meets the SLO: the fewest ones that fit
-        fitting = [(fitting[0][0], proven_candidates(question, fitting[0][0]))]
-    count, candidates = fitting[-1]
-    if nodes is None:
-        count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
-        candidates = [c for c in candidates if c.nodes <= count]
-    best, trial = candidates[0], None
-    if best.evidence is not NOBODY:
-        trial = next(iter(experimental_candidates(question, count, candidates)), None)
-    if trial is not None:  # worth a trial: its low end is better, or it alone meets the SLO
-        low = trial.value * math.exp(-question.half_widths(trial.layout)["tok_s"])
-        if trial.rank > best.rank or (trial.rank == best.rank and low <= best.value):
-            trial = None
-    return Plan(**vars(question), nodes=count, best=best, others=candidates[1:], experimental=trial)
-
-
-def _nothing_fits(question: Question, layout: Layout, nodes: int) -> PlanError:
-    """The error about the engine of a layout with the least memory for its caches."""
-    load, roles = question.workload, layout.engines.items()
+        for engine in layout.engines.values():
+            check_engine(engine, config, hardware)
+        needed, trial = layout.nodes(hardware), None
+        if nodes is not None and nodes < needed:
+            raise PlanError(f"--layout {text}: takes {needed} x {hardware.name}, --nodes is {nodes}", "more nodes")
+        sources = dict(proven_layouts(question.model, hardware, needed, load, question.drafts))
+        same = next((e for other, e in sources.items() if str(other) == str(layout)), NOBODY)  # with other settings
+        changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else NOBODY
+        best = evaluate(question, layout, sources.get(layout, changed), shed=False)
+        count, candidates = nodes or needed, [best] if best else []
+    if candidates:
+        return count, candidates, trial
+    roles = layout.engines.items()
     dies = [(question.steps.memory(engine, role == "decode", role != "server"), engine) for role, engine in roles]
     free, engine = min(dies, key=lambda die: die[0].budget)
     need = (pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
-    return PlanError(
-        f"{question.model.name} {question.model.quantization} does not fit {nodes} x {question.hardware.name}: "
+    raise PlanError(
+        f"{question.model.name} {question.model.quantization} does not fit {count} x {hardware.name}: "
         f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "
         f"leave {free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
         "use more nodes, a smaller --quant, or a shorter context",
     )
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number, its range, and its basis: measured | derived | fitted | guessed."""
+
+    value: float
+    low: float
+    high: float
+    basis: str = "derived"
+
+    def text(self, scale: float = 1.0, digits: int = 0) -> str:
+        """`12 (10 to 14)`, or the number alone if it has no range."""
+        value, low, high = (f"{scale * x:,.{digits}f}" for x in (self.value, self.low, self.high))
+        return value if low == high else f"{value} ({low} to {high})"
+
+    def to_json(self) -> dict[str, float | str]:
+        """Bytes and tokens as integers, other numbers with five digits."""
+        ends = {"value": self.value, "low": self.low, "high": self.high}
+        whole = {name: int(x) for name, x in ends.items() if x == int(x) and abs(x) > 1000}
+        return {name: float(f"{x:.5g}") for name, x in ends.items()} | whole | {"basis": self.basis}
+
+
+@dataclass(frozen=True)
+class PlanCommands:
+    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
+
+    profile: str | None = None
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan(Question):
+    """The answer to a question.
+
+    Attributes:
+        best: the first answer. others: further layouts with a source, best first.
+        experimental: a layout that nobody is known to run, if it is worth a trial.
+    """
+
+    nodes: int
+    best: Candidate
+    others: list[Candidate]
+    experimental: Candidate | None = None
+    commands: PlanCommands = field(default_factory=PlanCommands)
+
+    @cached_property
+    def numbers(self) -> dict[str, Range]:
+        """Figures with their ranges; the range of the memory counts for the speed."""
+        layout, load, model, p = self.best.layout, self.best.load, self.model, self.best.prediction
+        ends = [predict(self.steps, layout, load, self.accepted, (end,)) or p for end in ENDS]
+        widths, die = self.half_widths(layout), p.memory
+        basis = "measured" if self.hardware.constants else "fitted" if has_rows(model) else "guessed"
+
+        def band(output: str, scale: float = 1.0) -> Range:
+            values, factor = [scale * getattr(one, output) for one in ends], math.exp(widths[output])
+            return Range(scale * getattr(p, output), min(values) / factor, max(values) * factor, basis)
+
+        def exact(value: float) -> Range:
+            return Range(value, value, value)
+
+        def guessed(value: Callable[[End], float]) -> Range:
+            low, middle, high = map(value, ENDS)
+            return Range(middle, low, high, "guessed")
+
+        if model.stored_bytes is not None:
+            total = replace(exact(model.stored_bytes), basis="measured")
+        else:  # msModelSlim's head in fp32, and no copies of the MTP layer
+            middle, low, high = (weights.stored_bytes(model, *a) for a in ((False, True), (False, False), (True, True)))
+            total = Range(middle, low, high)
+        engine, positions = replace(layout.decode, sequences=1_000_000), model.config.max_position_embeddings
+        ranks = engine.dp * layout.replicas
+        return {
+            "weight_bytes_total": total,
+            "weight_bytes_per_die": exact(float(sum(die.weights.values()))),
+            "kv_bytes_per_token": exact(die.bytes_per_token),
+            "state_bytes_per_request": exact(die.state_tokens * die.bytes_per_token),
+            "kv_budget_bytes_per_die": guessed(lambda end: die.budgets[end]),
+            "max_context_tokens": guessed(lambda end: max(0, min(positions, die.tokens(end) - die.state_tokens))),
+            "max_concurrency": guessed(lambda end: math.floor(ranks * die.most_requests(engine, load, end))),
+            "tpot_ms": band("tpot", 1e3),
+            "ttft_ms": band("ttft", 1e3),
+            "output_tokens_per_s": band("tok_s"),
+        }
+
+    @cached_property
+    def step(self) -> Duration:
+        """A decode step of the first answer."""
+        p, load = self.best.prediction, self.workload
+        return self.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
+
+    @property
+    def within_slo(self) -> bool:
+        return self.best.verdict == MEETS
+
+    @property
+    def title(self) -> str:
+        """Model, weights and machines."""
+        machines = f"{self.nodes} x {self.hardware.title} ({self.nodes * self.hardware.dies_per_node} dies)"
+        return f"{self.model.name} {self.model.quantization} on {machines}"
+
+    @property
+    def verdict(self) -> str:
+        """Says if the printed latencies meet the SLO."""
+        if self.best.verdict == SHEDS:
+            clients = f"{self.best.admitted:g} of {self.workload.concurrency:g} clients"
+            return f"met for {clients}, and the numbers are for these: admit no more at the router, or add machines"
+        if self.best.verdict != MEETS:
+            return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
+        if self.slo.excess(*(self.numbers[name].high / 1e3 for name in ("tpot_ms", "ttft_ms"))) > 1.0:
+            return "met by the prediction, not at the slow end of its range"
+        return "met, also at the slow end of the range"
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """Assumptions, enough or idle machines, limits on the number of requests, and known faults."""
+        best, layout, hardware = self.best, self.best.layout, self.hardware
+        p, pod, rules = best.prediction, hardware.links.pod, self.model.rules
+        slots = layout.decode.sequences * layout.decode.dp * layout.replicas
+        sentences = (
+            *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
+            (not has_rows(self.model),
+             f"no public speed of {self.model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+            (pod is not None and best.nodes > 1,
+             f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise"
+             " --hardware a3-roce"),
+            self._enough(),
+            (best.unsure,
+             "it fits only if graphs, buffers and fragmentation take less than the high end of their range"),
+            (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
+            (p.bound == "seqs",
+             f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
+            *((True, f"known fault: {text}") for text in faults(self.model, layout)),
+        )  # fmt: skip
+        return [text for applies, text in sentences if applies]
+
+    def _enough(self) -> tuple[bool, str]:
+        best = self.best
+        fewer = (c for c in self.others if c.rank == best.rank and c.nodes < best.nodes)
+        enough = [c for c in fewer if c.value >= EQUAL * best.value]
+        small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
+        machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
+        share = f"{small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
+        idle = f"; {self.nodes - best.nodes} stay idle" if best.nodes < self.nodes else ""
+        text = f"{machines} enough for this load{'' if small is best else ': ' + share}{idle}"
+        return small.nodes < self.nodes, text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
+        best, p, near = self.best, self.best.prediction, self.nearest(self.best.layout)
+        return {
+            "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
+            "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
+            "hardware": self.hardware.name, "nodes": self.nodes,
+            **_candidate(best), **{name: number.to_json() for name, number in self.numbers.items()},
+            "engines": {
+                role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
+                for role, e in best.layout.engines.items()
+            },
+            "bound": p.bound, "running": round(p.running, 1),
+            "decode_step_ms": {name: round(1e3 * s, 4) for name, s in self.step.by_op.items()},
+            "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
+                               "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
+            "slo_met": self.within_slo, "notes": self.notes,
+            "nearest": near and {"id": near[1].row.id, "distance": round(near[0], 2), "measured": near[1].measured},
+            "others": [_candidate(c) for c in self.others[:8]],
+            "experimental": _candidate(self.experimental) if self.experimental else None,
+            "profile": self.commands.profile, "command_lines": list(self.commands.lines),
+        }  # fmt: skip
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    evidence, p = candidate.evidence, candidate.prediction
+    numbers = {"output_tokens_per_s": p.tok_s, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
+    return {
+        "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
+        "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
+        "clients_within_slo": candidate.admitted,
+        **{name: float(f"{value:.5g}") for name, value in numbers.items()},
+    }

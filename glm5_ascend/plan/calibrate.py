@@ -18,9 +18,9 @@ import yaml
 from glm5_ascend.errors import OutputError, PlanError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json, read_bytes
 from glm5_ascend.files.written import write_named
-from glm5_ascend.plan.data_files import read_option
 from glm5_ascend.plan.evidence import PRIORS, Case, Row, errors, fit, make_case
 from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
+from glm5_ascend.plan.inputs import read_option
 
 #: Distance of a machine's constants from the public fit, as a share of the priors' spread.
 _TRUST = 0.5

@@ -15,13 +15,12 @@ from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.data_files import Cache, Count, Keys, Positive, data_file
 from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
+from glm5_ascend.plan.inputs import Cache, Count, Keys, Positive, Workload, data_file, parse_workload
 from glm5_ascend.plan.layout import Layout, parse_layout
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import Workload, parse_workload
 
 Vector = NDArray[np.float64]
 #: Outputs of a row: tokens per second of the deployment, and mean seconds of first and further tokens.

@@ -15,7 +15,7 @@ from pydantic import Field
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import near, write_schemas
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.data_files import Count, Keys, NotNegative, Positive, Share, data_file
+from glm5_ascend.plan.inputs import Count, Keys, NotNegative, Positive, Share, data_file
 
 Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
 

@@ -12,8 +12,8 @@ from pydantic import ConfigDict, Field
 from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.plan.data_files import Count, adapter, pairs, read_option
 from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.inputs import Count, adapter, pairs, read_option
 
 #: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240), with linear attention 8
 #: (models/glm5next/kda.py:153).

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.plan.evidence import Case, Row, fit
 from glm5_ascend.plan.hardware import Constants, Hardware
+from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory
-from glm5_ascend.plan.workload import Workload
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.cores import threads
 from glm5_ascend.serve.load import MeasuredLoad, run_load

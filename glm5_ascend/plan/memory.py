@@ -14,17 +14,17 @@ from typing import Literal, get_args
 
 from glm5_ascend.plan import weights
 from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32
-from glm5_ascend.plan.workload import Workload
 
 #: Sequences take whole pages of so many tokens.
 PAGE = 128
 #: Buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default for process groups).
 _GROUP_MB = 200
-_FP16 = 2
-_SCALE_TILE = 128  # latent values that share a scale in a packed row
+#: Latent values that share a scale in a packed row; bytes of a scale of the indexer's keys.
+_SCALE_TILE, _FP16 = 128, 2
 End = Literal["low", "value", "high"]
 ENDS: tuple[End, ...] = get_args(End)
 #: Bytes of a die besides weights and caches: low, value, high. Guesses: no public numbers exist. Bounds: the official
@@ -151,21 +151,19 @@ def stage_fit(
     routed = c.num_experts_per_tok * (3 * c.hidden_size + 4 * c.moe_intermediate_size)
     residuals = 4 * c.hidden_size + 2 * c.stream_width
     logits = FP32 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
-    copies = weights.copies(model, engine, decode_only, split, stage)
     activations = engine.batched_tokens * BF16 * (residuals + routed / engine.tp) + logits
-    fixed = {"weights": float(sum(by_kind.values())), **copies, "activations": activations}
+    copies = weights.copies(model, engine, decode_only, split, stage)
+    known = {"weights": float(sum(by_kind.values())), **copies, "activations": activations}
     groups = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
-    guessed = {}
-    for i, end in enumerate(ENDS):
-        parts = {name: sizes[i] for name, sizes in GUESSED.items()}
-        buffers = engine.buffer_mb * (COMMUNICATORS[i] if engine.dies > 1 else 0) + _GROUP_MB * groups
-        parts |= {"graphs": 0.0} if engine.eager else {}
-        parts |= {} if split else {"PD transfer": 0.0}
-        guessed[end] = parts | {"communication buffers": 2e6 * buffers}
+    sizes = [engine.buffer_mb * n * (engine.dies > 1) + _GROUP_MB * groups for n in COMMUNICATORS]
+    absent = {"graphs": engine.eager, "PD transfer": not split}
+    guessed = {name: (0.0, 0.0, 0.0) if absent.get(name) else ends for name, ends in GUESSED.items()}
+    guessed["communication buffers"] = 2e6 * sizes[0], 2e6 * sizes[1], 2e6 * sizes[2]
     usable = hardware.memory_bytes.value * engine.utilization
-    left = [usable - sum(fixed.values()) - sum(guessed[end].values()) for end in reversed(ENDS)]
+    left = [usable - sum(known.values()) - sum(ends) for ends in zip(*guessed.values(), strict=True)]
     return Memory(
-        total=hardware.memory_bytes.value, usable=usable, parts=fixed | guessed["value"], weights=by_kind,
+        total=hardware.memory_bytes.value, usable=usable, weights=by_kind,
+        parts=known | {name: value for name, (_, value, _) in guessed.items()},
         bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
-        budgets=dict(zip(ENDS, left, strict=True)), state_tokens=state_tokens(model, engine, stage),
+        budgets=dict(zip(ENDS, reversed(left), strict=True)), state_tokens=state_tokens(model, engine, stage),
     )  # fmt: skip

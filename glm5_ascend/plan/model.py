@@ -7,27 +7,21 @@ those of the config's ModelSpec.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
-from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError, PlanError
 from glm5_ascend.files.resources import near
-from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config, parse_config, read_config
+from glm5_ascend.model.config_file import parse_config
 from glm5_ascend.model.spec import Linear, Weight
-from glm5_ascend.plan.data_files import Cache, Keys, data_file
+from glm5_ascend.plan.inputs import Cache, Keys, data_file
 
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
-#: Entry of a layer with INT8 indexer keys in the description.
-_INT8_KEYS = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.quant_type")
 
 
 class QuantizationKeys(Keys):
@@ -141,41 +135,34 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
 def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
     """Read a checkpoint: sizes from config.json, types from its description, bytes from the shards' headers; raises
     ConfigError or CheckpointError, which names the file and the value."""
-    # They import torch, which a plan by name does not need.
-    from glm5_ascend.checkpoint.index import CheckpointDir
-    from glm5_ascend.checkpoint.source import SourceCheckpoint
+    # It imports torch, which a plan by name does not need.
+    from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
-    config, path = load_config(directory), directory / DESCRIPTION_NAME
-    described = path.exists()
-    description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if described else {}
-    source = None if described else SourceCheckpoint(directory)
-    require_sound_config(directory, served_config(read_config(directory)))
-    files = source.files if source else CheckpointDir(directory)
-    types, quantization = dict[str, str](), str(description.get("model_quant_type", "mixed")) if described else "fp8"
+    checkpoint, types = StoredModel(directory), dict[str, str]()
+    config, description = checkpoint.config, checkpoint.description
     for name in (prefix + part for prefix, part in _linears(config)):
-        if source:  # by the shards' headers; FP8 counts as in `--quant fp8`
-            types[name] = W8A8_DYNAMIC if source.entry(f"{name}.weight").dtype.itemsize == 1 else FLOAT
-        else:
-            types[name] = str(description.get(f"{name}.weight", FLOAT))
-        if types[name] not in (FLOAT, *QUANTIZED):
-            raise CheckpointError(f"{path}: {name}.weight: unknown type {types[name]!r:.40}", "quantize again")
-        entry, is_float = files.entries.get(f"{name}.weight"), types[name] == FLOAT
-        # integers where the description says so, and only there
-        if (described or is_float) and entry is not None and entry.dtype.is_floating_point != is_float:
+        entry = checkpoint.entry(f"{name}.weight")
+        # a source's types are those of the shards' headers; FP8 counts as in `--quant fp8`
+        narrow = not description and entry is not None and entry.dtype.itemsize == 1
+        kind = types[name] = W8A8_DYNAMIC if narrow else str(description.get(f"{name}.weight", FLOAT))
+        if kind not in (FLOAT, *QUANTIZED):
+            raise CheckpointError(f"{directory}: {name}.weight: unknown type {kind!r:.40}", "quantize again")
+        if entry is not None and not narrow and entry.dtype.is_floating_point != (kind == FLOAT):
             raise CheckpointError(
                 f"{directory}: {name}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
-                f"{DESCRIPTION_NAME} says {types[name]}",
+                f"{DESCRIPTION_NAME} says {kind}",
                 "run `glm5-ascend verify` on it",
             )
+    quantization = str(description.get("model_quant_type", "mixed")) if description else "fp8"
     if set(types.values()) == {FLOAT}:
         quantization = "bf16"
-    marked = frozenset(int(match[1]) for key in description if (match := _INT8_KEYS.fullmatch(str(key))))
-    stored = sum(entry.end - entry.start for entry in files.entries.values())
+    marked = frozenset(filter(checkpoint.int8_keys, range(config.num_layers_with_mtp)))
+    stored = sum(entry.end - entry.start for entry in checkpoint.stored.entries.values())
     model = PlannedModel(
         directory.name, quantization, config, types, "li" if marked else "none", stored,
         description.get("is_rot_used") is True, marked, family().quantizations.get(quantization),
     )  # fmt: skip
-    if model.expert_type != FLOAT and described:  # model_quant_type is that of most linears, not of most bytes
+    if model.expert_type != FLOAT and description:  # model_quant_type is that of most linears, not of most bytes
         model = replace(model, quantization=model.expert_type)
     return with_cache(model, cache)
 

@@ -6,9 +6,11 @@ attention and residual streams; nothing is timed here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from glm5_ascend.checkpoint.types import FLOAT
 from glm5_ascend.plan import memory
@@ -23,8 +25,7 @@ _CACHED = 0.25
 _CHUNK = 64
 
 
-@dataclass(frozen=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """Work of one step of an engine, per DP rank.
 
     Attributes:
@@ -40,15 +41,13 @@ class StepLoad:
     prefill: bool = False
 
 
-@dataclass(frozen=True)
-class Op:
-    """Work of one die in one operator, in all layers.
+class Op(NamedTuple):
+    """Work of one die in one operator, in `count` layers.
 
     Attributes:
         nbytes: bytes read or written in memory.
         bf16, int8: cube operations, two per multiply-add. vector: element operations.
         sent: bytes to other dies. group: number of dies that take part. kind: allreduce | alltoall | gather.
-        count: calls.
     """
 
     name: str
@@ -61,78 +60,69 @@ class Op:
     kind: str = ""
     count: int = 1
 
+    def times(self, n: int) -> Op:
+        work = (n * amount for amount in self[1:6])
+        return Op(self.name, *work, group=self.group, kind=self.kind, count=n)
 
-class _Layers:
-    """Operators of `count` equal layers of one model in one step; `layer` is the first of them."""
 
-    def __init__(
-        self, model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad, layer: int, count: int
-    ) -> None:
-        self.model, self.hardware, self.engine, self.step, self.count = model, hardware, engine, step, count
-        self.config, moe = model.config, model.config.is_moe(layer)
-        mlp = "mlp.shared_experts.down_proj" if moe else "mlp.down_proj"
-        self.attention_type, self.mlp_type = (model.type_of(layer, part) for part in ("self_attn.o_proj", mlp))
-        self.expert_type = model.type_of(layer, "mlp.experts.0.gate_proj") if moe else FLOAT
+@dataclass(frozen=True)
+class _Layer:
+    """Operators of one layer in one step."""
 
-    def op(self, name: str, nbytes: float, bf16: float = 0.0, int8: float = 0.0, vector: float = 0.0) -> Op:
-        """An operator by its work in one layer."""
-        n = self.count
-        return Op(name, n * nbytes, n * bf16, n * int8, n * vector, count=n)
+    model: PlannedModel
+    hardware: Hardware
+    engine: Engine
+    step: StepLoad
+    layer: int
 
     def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float | None = None) -> Op:
-        """A weight of [rows, columns] of this die in each layer, with `tokens` inputs; None: those of the step."""
+        """A weight of [rows, columns] of this die, with `tokens` inputs; None: those of the step."""
         tokens = self.step.tokens if tokens is None else tokens
         nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
         if kind == FLOAT:
-            return self.op(name, nbytes, bf16=2.0 * tokens * rows * columns)
+            return Op(name, nbytes, bf16=2.0 * tokens * rows * columns)
         # activations are quantized on the vector units
-        return self.op(name, nbytes, int8=2.0 * tokens * rows * columns, vector=4.0 * tokens * columns)
-
-    def send(self, name: str, nbytes: float, group: int, kind: str) -> Iterator[Op]:
-        if group > 1:
-            yield Op(name, sent=self.count * nbytes, group=group, kind=kind, count=self.count)
+        return Op(name, nbytes, int8=2.0 * tokens * rows * columns, vector=4.0 * tokens * columns)
 
     def attention(self) -> Iterator[Op]:
-        c, engine, step = self.config, self.engine, self.step
+        c, engine, step = self.model.config, self.engine, self.step
         split = step.prefill and engine.dsa_cp  # each die has its share of the tokens, with all heads
         tokens = step.tokens / engine.tp if split else step.tokens
         heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
-        kind, latent = self.attention_type, c.kv_lora_rank + c.qk_rope_head_dim
+        kind, latent = self.model.type_of(self.layer, "self_attn.o_proj"), c.kv_lora_rank + c.qk_rope_head_dim
         query = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim)
         yield self.linear("MLA preprocess", kind, c.q_lora_rank + latent, c.hidden_size, tokens)
         yield self.linear("MLA preprocess", kind, query, c.q_lora_rank, tokens)
         yield self.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens)
-        selected = min(step.context, c.index_topk) / engine.dcp
+        selected, width = min(step.context, c.index_topk) / engine.dcp, latent + c.kv_lora_rank
         # Neighbouring tokens of a prompt select almost the same rows, which are then in the L2 cache.
         rows = memory.attention_row(self.model) * (_CACHED if step.prefill else 1.0)
-        width = latent + c.kv_lora_rank
-        yield self.op(
-            "sparse attention", tokens * (selected * rows + BF16 * heads * width),
-            bf16=2.0 * tokens * heads * selected * width, vector=5.0 * tokens * heads * selected,
-        )  # fmt: skip
+        nbytes = tokens * (selected * rows + BF16 * heads * width)
+        pairs = tokens * heads * selected
+        yield Op("sparse attention", nbytes, bf16=2.0 * pairs * width, vector=5.0 * pairs)
         yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens)
         yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens)
-        yield from self.all_reduce()
+        yield self.all_reduce()
         sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
-        yield from self.send("all-reduce", sent, engine.dcp, "allreduce")
+        yield Op("all-reduce", sent=sent, group=engine.dcp, kind="allreduce")
 
     def indexer(self) -> Iterator[Op]:
         """Lightning Indexer: every head scores every cached key and selects the best index_topk."""
-        c, step = self.config, self.step
+        c, step = self.model.config, self.step
         tokens = step.tokens / self.engine.tp if step.prefill and self.engine.dsa_cp else step.tokens
         rows, pairs = c.index_n_heads * c.index_head_dim, tokens * step.context / c.index_kpool
-        yield self.linear("indexer projections", self.attention_type, rows, c.q_lora_rank, tokens)
-        scores, int8 = 2.0 * pairs * rows, self.model.cache != "none"
-        keys = step.requests * step.context * memory.indexer_row(self.model)
-        yield self.op("lightning indexer", keys, scores * (not int8), scores * int8, 3.0 * pairs * c.index_n_heads)
+        kind, int8 = self.model.type_of(self.layer, "self_attn.o_proj"), self.model.cache != "none"
+        yield self.linear("indexer projections", kind, rows, c.q_lora_rank, tokens)
+        scores, keys = 2.0 * pairs * rows, step.requests * step.context * memory.indexer_row(self.model)
+        yield Op("lightning indexer", keys, scores * (not int8), scores * int8, 3.0 * pairs * c.index_n_heads)
 
-    def all_reduce(self) -> Iterator[Op]:
-        tp, nbytes = self.engine.tp, self.step.tokens * self.config.hidden_size * BF16
-        yield from self.send("all-reduce", 2.0 * (tp - 1) / tp * nbytes, tp, "allreduce")
+    def all_reduce(self) -> Op:
+        tp, nbytes = self.engine.tp, self.step.tokens * self.model.config.hidden_size * BF16
+        return Op("all-reduce", sent=2.0 * (tp - 1) / tp * nbytes, group=tp, kind="allreduce")
 
     def linear_attention(self) -> Iterator[Op]:
         """KDA: a step reads each request's state and writes one per token; a prompt has a state per chunk."""
-        c, step, dim = self.config, self.step, self.config.linear_head_dim
+        c, step, dim = self.model.config, self.step, self.model.config.linear_head_dim
         heads = c.linear_num_heads / self.engine.tp
         inputs = 3 * heads * dim + heads + 2 * dim  # q, k, v, beta, and the low-rank inputs of both gates
         yield self.linear("KDA projections", FLOAT, inputs, c.hidden_size)
@@ -141,91 +131,84 @@ class _Layers:
         states = step.requests + step.tokens / (_CHUNK if step.prefill else 1)
         products = step.tokens * heads * dim * 2.0 * (3 * dim + 2 * _CHUNK) if step.prefill else 0.0
         vector = step.tokens * heads * dim * (10.0 if step.prefill else 6.0 * dim)
-        yield self.op("KDA", FP32 * states * heads * dim * dim, bf16=products, vector=vector)
-        yield from self.all_reduce()
+        yield Op("KDA", FP32 * states * heads * dim * dim, bf16=products, vector=vector)
+        yield self.all_reduce()
 
     def streams(self) -> Iterator[Op]:
         """Residual streams: before and after both halves of a layer, with the maps in fp32."""
-        c, tokens = self.config, self.step.tokens
+        c, tokens = self.model.config, self.step.tokens
         maps = float((2 + c.hc_mult) * c.hc_mult * c.stream_width)
         moved = tokens * (3 * c.stream_width + 2 * c.hidden_size) * BF16
         vector = tokens * c.stream_width * (c.hc_mult + 3.0)
-        yield self.op("residual streams", 2 * (FP32 * maps + moved), bf16=16.0 * tokens * maps, vector=2 * vector)
+        yield Op("residual streams", 2 * (FP32 * maps + moved), bf16=16.0 * tokens * maps, vector=2 * vector)
 
-    def mlp(self, name: str, width: int) -> Iterator[Op]:
-        hidden, tp = self.config.hidden_size, self.engine.tp
-        yield self.linear(name, self.mlp_type, 2 * width / tp, hidden)
-        yield self.linear(name, self.mlp_type, hidden, width / tp)
+    def dense(self) -> Iterator[Op]:
+        yield from self.mlp("dense MLP", "mlp.down_proj", self.model.config.intermediate_size)
+
+    def mlp(self, name: str, down: str, width: int) -> Iterator[Op]:
+        hidden, tp, kind = self.model.config.hidden_size, self.engine.tp, self.model.type_of(self.layer, down)
+        yield self.linear(name, kind, 2 * width / tp, hidden)
+        yield self.linear(name, kind, hidden, width / tp)
 
     def moe(self) -> Iterator[Op]:
-        c, engine, step = self.config, self.engine, self.step
-        yield from self.mlp("shared expert", c.moe_intermediate_size * c.n_shared_experts)
+        c, engine, step, width = self.model.config, self.engine, self.step, self.model.config.moe_intermediate_size
+        yield from self.mlp("shared expert", "mlp.shared_experts.down_proj", width * c.n_shared_experts)
         router = float(c.n_routed_experts * c.hidden_size)
         share = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
         # the router computes in fp32, which the cube does as four products of halves
-        yield self.op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
-        local = c.n_routed_experts / engine.ep
-        yield from self.exchange(share, local)
+        yield Op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
+        kind, local = self.model.type_of(self.layer, "mlp.experts.0.gate_proj"), c.n_routed_experts / engine.ep
+        yield from self.exchange(share, local, kind)
         tokens = step.tokens * step.ranks
         slices = 1 if engine.expert_parallel else engine.tp * engine.dp
         mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
         touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
         mean_pairs = tokens * c.num_experts_per_tok / engine.ep  # (token, expert) pairs of a die
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
-        width, kind = c.moe_intermediate_size, self.expert_type
         expert = streamed_linear(kind, 2 * width, c.hidden_size) + streamed_linear(kind, c.hidden_size, width)
         operations, floats = 6.0 * pairs * width * c.hidden_size, kind == FLOAT
-        yield self.op(
+        yield Op(
             "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
             operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),
         )  # fmt: skip
 
-    def exchange(self, tokens: float, local_experts: float) -> Iterator[Op]:
+    def exchange(self, tokens: float, local_experts: float, kind: str) -> Iterator[Op]:
         """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
-        c, engine, rule = self.config, self.engine, self.hardware.mc2
-        dies = engine.tp * engine.dp
+        c, engine, rule = self.model.config, self.engine, self.hardware.mc2
+        dies, way, width = engine.tp * engine.dp, "alltoall", BF16 if kind == FLOAT else 1
+        copies = tokens * c.num_experts_per_tok * (dies - 1) / dies
         gather = rule and (self.step.prefill or engine.ep < rule.min_ep or local_experts > rule.max_local_experts)
         if gather or not engine.expert_parallel:
-            copies, kind, width = tokens * (dies - 1), "gather", BF16
-        else:
-            copies, kind = tokens * c.num_experts_per_tok * (dies - 1) / dies, "alltoall"
-            width = BF16 if self.expert_type == FLOAT else 1
-        yield from self.send("MoE dispatch", copies * c.hidden_size * width, dies, kind)
-        yield from self.send("MoE combine", copies * c.hidden_size * BF16, dies, kind)
+            copies, way, width = tokens * (dies - 1), "gather", BF16
+        yield Op("MoE dispatch", sent=copies * c.hidden_size * width, group=dies, kind=way)
+        yield Op("MoE combine", sent=copies * c.hidden_size * BF16, group=dies, kind=way)
 
     def head(self, tokens: float) -> Iterator[Op]:
-        c, tp = self.config, self.engine.tp
+        c, tp = self.model.config, self.engine.tp
         yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens)
-        yield from self.send("gather logits", tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, tp, "gather")
+        yield Op("gather logits", sent=tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, group=tp, kind="gather")
 
 
 def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of the main model for one step, with the head."""
-    kinds = model.config.mlp_layer_types
-    linear, dense, moe = len(model.layers("linear")), kinds.count("dense"), kinds.count("sparse")
-    first = kinds.index("sparse") if moe else 0
-
-    def layers(count: int, layer: int = first) -> _Layers:
-        return _Layers(model, hardware, engine, step, layer, count)
-
-    yield from layers(len(kinds) - linear).attention()
-    yield from layers(model.topk_layers(engine.index_cache)).indexer()
-    if linear:
-        yield from layers(linear).linear_attention()
-    if model.config.hc_mult > 1:
-        yield from layers(len(kinds)).streams()
-    if dense:
-        yield from layers(dense, kinds.index("dense")).mlp("dense MLP", model.config.intermediate_size)
-    if moe:
-        yield from layers(moe).moe()
-    yield from layers(1).head(step.requests if step.prefill else step.tokens)
+    c, linear = model.config, len(model.layers("linear"))
+    kinds, main = c.mlp_layer_types, functools.partial(_Layer, model, hardware, engine, step)
+    first = main(kinds.index("sparse") if "sparse" in kinds else 0)
+    dense = main(kinds.index("dense") if "dense" in kinds else 0)
+    for count, operators in (
+        (len(kinds) - linear, first.attention), (model.topk_layers(engine.index_cache), first.indexer),
+        (linear, first.linear_attention), (len(kinds) * (c.hc_mult > 1), first.streams),
+        (kinds.count("dense"), dense.dense), (kinds.count("sparse"), first.moe),
+    ):  # fmt: skip
+        if count:
+            yield from (op.times(count) for op in operators())
+    yield from first.head(step.requests if step.prefill else step.tokens)
 
 
 def draft_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:
     """Operators of one pass of the MTP layer, with the head."""
-    c = model.config
-    layer = _Layers(model, hardware, engine, step, c.num_hidden_layers, 1)
-    yield layer.linear("MTP input", FLOAT, c.hidden_size, 2 * c.hidden_size)
+    layer, hidden = _Layer(model, hardware, engine, step, model.config.num_hidden_layers), model.config.hidden_size
+    yield layer.linear("MTP input", FLOAT, hidden, 2 * hidden)
     for operators in (layer.attention(), layer.indexer(), layer.moe(), layer.head(step.requests)):
         yield from operators
 

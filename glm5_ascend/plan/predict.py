@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glm5_ascend.plan.inputs import Workload, tokens_per_step
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.memory import End, Memory
 from glm5_ascend.plan.steps import PromptTime, Steps
-from glm5_ascend.plan.workload import Workload, tokens_per_step
 
 #: Share of the prefills of an engine's DP ranks that run at the same time. A guess: few public results depend on it.
 OVERLAP = 0.5

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.data_files import Count, Keys, data_file
 from glm5_ascend.plan.evidence import cases
 from glm5_ascend.plan.hardware import Hardware
+from glm5_ascend.plan.inputs import Count, Keys, Workload, data_file
 from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, parse_layout, sequences_for
 from glm5_ascend.plan.model import PlannedModel, named
-from glm5_ascend.plan.workload import Workload
 
 PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
 #: More sequences per rank than any public run has are not derived from one.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.hardware import fitted
 from glm5_ascend.plan.memory import UNPUBLISHED
-from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import SHEDS
 from glm5_ascend.report import charts, page
 from glm5_ascend.report.content import Code, Page, Section, Table

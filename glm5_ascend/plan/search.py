@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from glm5_ascend.plan.evidence import SLOPE, Case, cases, distance
 from glm5_ascend.plan.hardware import Hardware, fitted
+from glm5_ascend.plan.inputs import ACCEPTANCE_SPREAD, Slo, Workload
 from glm5_ascend.plan.layout import MAX_SLICES, Layout, parse_layout, sequences_for
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import ACCEPTANCE_SPREAD, Slo, Workload
 
+#: Numbers of machines that are tried without --nodes.
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Known layouts that are varied.
 VARIED = 24
 #: Layouts are equally fast from this ratio on: it is far below the error of a prediction.
@@ -97,13 +99,13 @@ class Candidate:
 
 def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool = True) -> Candidate | None:
     """Figures of a layout; with an SLO that it misses, of as many clients as it serves within it (`shed`)."""
-    asked, nodes = question.workload, layout.nodes(question.hardware)
+    asked, ends = question.workload, ("value", "high") if evidence.fits else ("value",)
 
     def at(clients: float) -> tuple[Workload, Prediction, float] | None:
         """Load, figures, and excess over the limits."""
         requests = None if asked.requests is None else max(1, round(asked.requests * clients / asked.concurrency))
         load = replace(asked, concurrency=clients, requests=requests)
-        p = predict(question.steps, layout, load, question.accepted, ("value", "high") if evidence.fits else ("value",))
+        p = predict(question.steps, layout, load, question.accepted, ends)
         if p is None:
             return None
         late = load.rate is not None and p.bound != "arrivals" and p.tok_s < 0.99 * load.rate * load.output
@@ -127,8 +129,38 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
     load, p, excess = figures
     nearly_all = verdict == SHEDS and load.concurrency >= NEARLY_ALL * asked.concurrency
     unsure = not evidence.fits and p.memory.most_requests(layout.decode, load, "low") <= 0
-    rank = MEETS if nearly_all else verdict
+    nodes, rank = layout.nodes(question.hardware), MEETS if nearly_all else verdict
     return Candidate(layout, load, p, evidence, nodes, verdict, rank, admitted, excess, unsure)
+
+
+def best_layouts(question: Question, nodes: int | None) -> tuple[int, list[Candidate], Candidate | None]:
+    """Number of machines; layouts best first, empty if nothing fits; and one that nobody runs, if it is worth a trial.
+
+    Without `nodes` the fewest machines that carry the load within the SLO, or that fit if no number does.
+    """
+    fewest, candidates = 0, list[Candidate]()
+    for count in NODES if nodes is None else (nodes,):
+        candidates = proven_candidates(question, count, shed=nodes is not None)
+        candidates = candidates or experimental_candidates(question, count, ())
+        if nodes is None:
+            candidates.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
+        if candidates and (nodes is not None or candidates[0].verdict == MEETS or candidates[0].evidence is NOBODY):
+            break
+        fewest = fewest or (count if candidates else 0)
+    else:
+        count, candidates = fewest, proven_candidates(question, fewest)
+    if not candidates:
+        return nodes or NODES[-1], [], None
+    if nodes is None:
+        count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
+        candidates = [c for c in candidates if c.nodes <= count]
+    best = candidates[0]
+    trials = [] if best.evidence is NOBODY else experimental_candidates(question, count, candidates)[:1]
+    for trial in trials:  # worth it: its low end is better, or it alone meets the SLO
+        low = trial.value * math.exp(-question.half_widths(trial.layout)["tok_s"])
+        if trial.rank < best.rank or (trial.rank == best.rank and low > best.value):
+            return count, candidates, trial
+    return count, candidates, None
 
 
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:

@@ -109,6 +109,8 @@ class Steps:
             cube = op.bf16 / rates.bf16.value + op.int8 / rates.int8.value
             units = ("cube", cube / c.compute), ("vector", op.vector / rates.vector.value / c.compute)
             limit, seconds = max(("HBM", op.nbytes / rates.memory.value / c.memory), *units, key=lambda unit: unit[1])
+            if op.kind and op.group <= 1:
+                continue  # nothing to send
             if op.kind:
                 link = hardware.link(op.group)
                 local = min(1.0, (hardware.dies_per_node - 1) / (op.group - 1))  # share of partners inside the node

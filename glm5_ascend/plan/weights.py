@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
+from glm5_ascend.model.spec import Linear, Parameter, Vector
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel, counted_parts
 
@@ -38,23 +38,23 @@ FORMATS = {
 }
 #: A down_proj of an INT4 expert stores its bias as partial sums for the largest tensor parallelism.
 PARTIAL_SUMS = 16
-#: Whole on every die (vLLM's ReplicatedLinear); tensor parallelism divides all other weights of a layer.
-REPLICATED = (
-    "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.", "mlp.gate", "eh_proj",
-    "self_attn.f_a_proj", "self_attn.g_a_proj", "hc_", "model.visual.patch_embed", "model.visual.downsample",
-)  # fmt: skip
-#: Kinds of weights in a report by the begin of their names.
-_KINDS = {
-    "mlp.experts.": "routed experts", "mlp.shared_experts.": "shared experts", "mlp.": "dense MLP and router",
-    "self_attn.indexer.": "indexer", "self_attn.": "attention", "hc_": "residual streams",
-    "model.visual.": "vision tower",
+#: (kind in a report, division) by the begin of a weight's name, the first one that fits. whole: vLLM's
+#: ReplicatedLinear; ep: over the dies of the engine; tp, columns, output, shared: over those of a rank (see `copies`).
+_SHARES = {
+    "mlp.experts.": ("routed experts", "ep"), "mlp.shared_experts.": ("shared experts", "shared"),
+    "mlp.gate_proj": ("dense MLP and router", "tp"), "mlp.gate": ("dense MLP and router", "whole"),
+    "mlp.": ("dense MLP and router", "tp"), "self_attn.indexer.": ("indexer", "whole"),
+    **{f"self_attn.{name}_a_proj": ("attention", "whole") for name in ("q", "kv", "f", "g")},
+    **{f"self_attn.{name}_b_proj": ("attention", "columns") for name in ("q", "kv")},
+    "self_attn.o_proj": ("attention", "output"), "self_attn.": ("attention", "tp"),
+    "hc_": ("residual streams", "whole"), "model.visual.patch_embed": ("vision tower", "whole"),
+    "model.visual.downsample": ("vision tower", "whole"), "model.visual.": ("vision tower", "tp"),
+    "eh_proj": ("MTP layer", "whole"), "": ("embedding and head", "tp"),
 }  # fmt: skip
 #: The draft's copy of the embedding.
 EMBEDDING_COPY = "embed_tokens"
 #: Divided along their inputs: scales and biases of output rows are whole on every die.
 ROW_PARALLEL = ("o_proj", "down_proj")
-#: Divided by tensor parallelism, but not for DSA context parallelism.
-_DSA_CP = {"self_attn.q_b_proj": "columns", "self_attn.kv_b_proj": "columns", "self_attn.o_proj": "output"}
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 #: Projections that MLAPO fuses; stored twice unless the node only decodes, with few tokens.
@@ -92,7 +92,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 
 @functools.lru_cache(maxsize=256)
 def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str, str], float]:
-    """Resident bytes of a stage by (kind, division): nothing | tp | ep | shared, columns, output (tp; see `copies`)."""
+    """Resident bytes of a pipeline stage by (kind, division)."""
     config, sizes, sums = model.config, model.config.sizes, defaultdict[tuple[str, str], float](float)
     for prefix, part, count in counted_parts(config):
         layer = config.spec.layer_of(prefix)
@@ -103,26 +103,28 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str,
         here = stage.stop == config.num_hidden_layers if last else (layer or 0) in stage
         if not here or (drafts and (not mtp or shared)):
             continue
-        (kind, division), shape = _kind_and_division(part, drafts), part.shape(sizes)
-        if layer is not None and config.attention_kind(layer) == "sparse":
-            division = _DSA_CP.get(part.name, division)
+        kind, division = next(share for start, share in _SHARES.items() if part.name.startswith(start))
+        kind, shape = "MTP layer" if drafts else kind, part.shape(sizes)
+        if layer is not None and division == "output" and config.attention_kind(layer) == "linear":
+            division = "tp"  # DSA-CP is one of sparse attention
         if isinstance(part, Vector):
             # All norms of a quantized model get a bias, since the description names one norm's bias.
             norm = BF16 * (1 if model.quantization == "bf16" else 2)
-            sums[kind, division] += count * shape[0] * (norm if part.role == "norm" else FP32)
+            kind = "norms" if kind == "embedding and head" else kind
+            sums[kind, "whole"] += count * shape[0] * (norm if part.role == "norm" else FP32)
         elif isinstance(part, Parameter):  # the engine computes with most of a layer's in fp32
             bf16 = layer is None or part.name.endswith("compress_gate")
             sums[kind, division] += count * math.prod(shape) * (BF16 if bf16 else FP32)
         else:
             stored = model.types[prefix + part.name]
             weight = FORMATS[stored].weight * (2 if part.name == "mlp.gate" else 1)  # the router computes in fp32
-            sums[kind, division] += count * weight * math.prod(shape)
             along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
-            sums[kind, "nothing" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
+            sums[kind, division] += count * weight * math.prod(shape)
+            sums[kind, "whole" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
             if stored == W8A8:  # a static input scale is repeated
-                sums[kind, division if along_rows else "nothing"] += count * BF16 * shape[1]
+                sums[kind, division if along_rows else "whole"] += count * BF16 * shape[1]
     if mtp and model.rotated and config.num_nextn_predict_layers and stage.stop == config.num_hidden_layers:
-        sums["MTP layer", "nothing"] += BF16 * config.hidden_size**2  # rot.weight
+        sums["MTP layer", "whole"] += BF16 * config.hidden_size**2  # rot.weight
     return dict(sums)
 
 
@@ -131,22 +133,11 @@ def per_die(model: PlannedModel, engine: Engine, stage: range) -> dict[str, int]
     """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     experts = model.config.n_routed_experts
-    share = {"nothing": 1.0, "ep": -(-experts // engine.ep) / experts / slices}
+    share = {"whole": 1.0, "ep": -(-experts // engine.ep) / experts / slices}
     parts = defaultdict[str, float](float)
     for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
         parts[kind] += nbytes * share.get(division, 1 / engine.tp)
     return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
-
-
-def _kind_and_division(part: Weight, mtp: bool) -> tuple[str, str]:
-    division = {"mlp.experts": "ep", "mlp.shared_experts": "shared"}.get(".".join(part.name.split(".")[:2]), "tp")
-    # "mlp.gate" is also how gate_proj begins.
-    whole = isinstance(part, Vector) or part.name.startswith(REPLICATED)
-    if division == "tp" and whole and not part.name.endswith("gate_proj"):
-        division = "nothing"
-    other = "norms" if isinstance(part, Vector) else "embedding and head"
-    kind = next((kind for start, kind in _KINDS.items() if part.name.startswith(start)), other)
-    return "MTP layer" if mtp else kind, division
 
 
 def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: range) -> dict[str, float]:

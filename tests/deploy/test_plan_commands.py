@@ -23,10 +23,10 @@ from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.engine_lines import VLLM, VLLM_CPU_032
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
+from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
-from glm5_ascend.plan.result import Plan
 from glm5_ascend.serve.environment import version_of
 from tests.support.command import ROOT, environment
 from tests.support.fork_server import ForkServer

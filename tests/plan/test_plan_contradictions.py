@@ -18,9 +18,9 @@ from glm5_ascend.deploy.planning.commands import plan_commands
 from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
+from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.report import show
-from glm5_ascend.plan.result import Plan
 from glm5_ascend.plan.search import EQUAL, MEETS, MISSES, SHEDS
 
 QUESTIONS = 20

@@ -17,13 +17,13 @@ from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.plan import measure
 from glm5_ascend.plan.calibrate import write
 from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
+from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Layout
 from glm5_ascend.plan.measure import LOADS, describe, measure_rates
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import Workload
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.load import MeasuredLoad, run_load
 from tests.support.listening import listening

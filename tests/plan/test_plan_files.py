@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.data_files import data_file
 from glm5_ascend.plan.evidence import BaselinesFile
 from glm5_ascend.plan.hardware import FittedFile, Hardware, known_hardware, load_hardware
+from glm5_ascend.plan.inputs import data_file
 from glm5_ascend.plan.layout import check_engine, parse_layout
 from glm5_ascend.plan.model import FamilyFile, named
 from glm5_ascend.plan.proven import ProvenFile, entries

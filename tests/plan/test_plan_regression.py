@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.result import Plan
+from glm5_ascend.plan.api import Plan
 
 #: Options, weights of a die in GB, bytes of a token, and the least time of a step (ms): bytes over the memory's rate.
 BY_HAND = [

@@ -14,9 +14,9 @@ from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.plan import memory, weights
 from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import from_directory, named
-from glm5_ascend.plan.workload import Workload
 from tests.support.tiny_model import write_tiny_model
 
 

@@ -8,12 +8,12 @@ import pytest
 from glm5_ascend.plan import evidence
 from glm5_ascend.plan.evidence import PRIORS, Case, cases, errors, fit, make_case, predictions, to_constants
 from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
+from glm5_ascend.plan.inputs import ACCEPTANCE, Workload, parse_workload, tokens_per_step
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.operators import StepLoad, imbalance, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.steps import Steps
-from glm5_ascend.plan.workload import ACCEPTANCE, Workload, parse_workload, tokens_per_step
 
 A3, ENGINE = load_hardware("a3"), Engine(4, 8, dsa_cp=True)
 MODEL, FITTED = named("glm-5.1", "w8a8c8", "li"), fitted().constants

@@ -11,8 +11,8 @@ from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, Glm5Error
 from glm5_ascend.fidelity.api import evaluate
 from glm5_ascend.plan.api import plan
+from glm5_ascend.plan.inputs import parse_workload
 from glm5_ascend.plan.layout import Layout
-from glm5_ascend.plan.workload import parse_workload
 from glm5_ascend.serve.load import run_load
 
 HARDWARE = "hardware.yaml"

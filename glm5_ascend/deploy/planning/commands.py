@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.plan.result import Plan, PlanCommands
+from glm5_ascend.plan.api import Plan, PlanCommands
 
 VARIABLES = (
     "set for each server: HEAD (first machine of its engine), IP, NIC, DEVICES (its dies), and numbers from 0: ENGINE "

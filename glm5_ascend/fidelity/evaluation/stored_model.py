@@ -20,6 +20,7 @@ from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.read_ahead import ReadAhead
+from glm5_ascend.checkpoint.shards import TensorEntry
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, in_order
@@ -56,6 +57,7 @@ class StoredModel:
 
     Attributes:
         files: gives tensors by name; those of a float checkpoint as fp32. stored: all tensors as they are stored.
+        entry: the stored tensor behind a name; of a quantized checkpoint None if there is none.
 
     Raises:
         ConfigError, CheckpointError: what is missing or does not fit.
@@ -69,11 +71,13 @@ class StoredModel:
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
         require_sound_config(directory, served_config(read_config(directory)))
         self.files: Tensors
+        self.entry: Callable[[str], TensorEntry | None]
         if self.description:
             self.files = self.stored = CheckpointDir(directory, self.config.spec.spelled)
+            self.entry = self.stored.entries.get
         else:
             source = SourceCheckpoint(directory)
-            self.files, self.stored = source, source.files
+            self.files, self.stored, self.entry = source, source.files, source.entry
 
     def weights(self, layer: int) -> StoredLayer:
         """A new object with a layer's weights, which it reads when they are used, and frees when it is dropped."""

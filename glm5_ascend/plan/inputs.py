@@ -1,21 +1,66 @@
-"""The load of a deployment: request sizes, clients or rate, the limits on latency, and the acceptance of drafts."""
+"""What comes in: YAML files, KEY=N options, and the load with its limits on latency."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from glm5_ascend.plan.data_files import Count, Share, pairs, read_option
+from glm5_ascend.errors import PlanError
+from glm5_ascend.files.resources import data_dir
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1_048_576)]
+Cache = Literal["none", "li", "li+sfa"]
+T = TypeVar("T")
+#: The type of an option's value, for pydantic; made once.
+adapter = functools.cache(TypeAdapter)
 #: Acceptance of each of the three drafts of a healthy GLM-5 W4A8 on A3 (log in vllm-ascend #9803).
 ACCEPTANCE = (0.891, 0.717, 0.549)
 #: Half width of a step's gain on a logarithmic scale, over the public runs with three drafts: 2.91 of GLM-5.2-w4a8 in
 #: vllm-ascend's nightly CI (0.86, 0.63, 0.42) to 3.30 after its second model runner (0.90, 0.77, 0.63).
 ACCEPTANCE_SPREAD = math.log(3.30 / 2.91) / 2
 _Limited = Annotated[float, Field(ge=1e-6, le=1_048_576)]
+
+
+class Keys(BaseModel):
+    """Keys of a YAML mapping; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def data_file(name: str) -> Path:
+    """A file of plan/data."""
+    return data_dir("plan/data") / name
+
+
+def pairs(text: str) -> dict[str, str]:
+    """The keys and values of `key=value,...`."""
+    items = (item.partition("=") for item in text.split(","))
+    return {key.strip(): value.strip() for key, _, value in items}
+
+
+def read_option(option: str, kind: type[T], values: Mapping[str, Any], tip: str = "") -> T:
+    """A value of `kind` from keys and texts; raises PlanError, which names the option and the key."""
+    try:
+        return adapter(kind).validate_python(values)  # type: ignore[arg-type, no-any-return]
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "_".join(map(str, first["loc"])).removeprefix("decode_")
+        problem = f"{key}={str(first['input'])!r:.40}: {first['msg'].removeprefix('Value error, ')}"
+        if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            problem = f"unknown key {key!r:.40}"
+        elif first["type"] == "missing":
+            problem = f"{key}= is missing"
+        tip = tip or f"`glm5-ascend plan --help` has the keys of {option}"
+        raise PlanError(f"{option}: {problem}", tip) from None
 
 
 @dataclass(frozen=True)
