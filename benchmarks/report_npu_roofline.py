@@ -16,7 +16,7 @@ from glm5_ascend.plan.hardware import load_hardware
 
 #: Of one die, per second.
 RATES = load_hardware("a3").rates
-PEAK = {"bf16": RATES.bf16.value, "int8": RATES.int8.value}
+PEAK = {"bf16": RATES.bf16, "int8": RATES.int8}
 
 HIDDEN, HEADS, RANK, ROPE, NOPE, Q_LORA = 6144, 64, 512, 64, 192, 2048
 INDEX_HEADS, INDEX_DIM, TOPK = 32, 128, 2048
@@ -38,7 +38,7 @@ class Work:
     def seconds(self) -> tuple[float, float]:
         """Lower limits of the time by memory and by cube."""
         cube = sum(count / PEAK[kind] for kind, count in self.operations.items())
-        return self.moved / RATES.memory.value, cube
+        return self.moved / RATES.memory, cube
 
 
 def indexer(tokens: int, requests: int, context: int, int8: bool) -> Work:

@@ -65,6 +65,12 @@ def unseen_by(key: Callable[[Case], object], whole: Constants, groups: Sequence[
     return unseen
 
 
+def group(case: Case) -> tuple[object, ...]:
+    """Runs of the same load and layout are nearly one measurement; model version and weights may differ."""
+    load, sizes = case.workload, [(e.tp, e.dp, e.pp) for e in case.layout.engines.values()]
+    return (case.row.hardware, case.row.layers, *sizes, load.prompt, load.output, load.concurrency, load.prefix_hit)
+
+
 def fitted_to(rows: Sequence[Case]) -> Constants:
     """Constants fitted to rows, from the priors' typical values."""
     return fit(rows, to_constants(np.zeros(len(PRIORS))))
@@ -95,7 +101,7 @@ def spoken(values: dict[str, tuple[int, float, float]]) -> str:
 
 def away(case: Case) -> float:
     """Distance of a row from the rows of other loads and layouts."""
-    others = [c for c in cases() if c.judged and c.group != case.group]
+    others = [c for c in cases() if c.judged and group(c) != group(case)]
     return min(distance(c, case.model, case.hardware.name, case.layout, case.workload) for c in others)
 
 
@@ -133,7 +139,7 @@ def throughput(write: bool) -> bool:
     by_date = dict(zip([case.row.id for case in late], errors(late, fitted_to(early)), strict=True))
     whole = fitted_to(cases())
     seen = dict(zip([case.row.id for case in cases()], errors(cases(), whole), strict=True))
-    by_group, by_source = unseen_by(lambda case: case.group, whole), unseen_by(lambda case: case.row.source, whole)
+    by_group, by_source = unseen_by(group, whole), unseen_by(lambda case: case.row.source, whole)
     unseen = by_group | by_date  # a later row by the fit on earlier ones: what a plan meets, too
     width = bands(unseen)
     share = table(seen, unseen, width)

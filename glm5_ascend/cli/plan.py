@@ -73,7 +73,8 @@ def run(options: PlanOptions, output: Output) -> int:
 
 def calibrate(options: CalibrateOptions, output: Output) -> int:
     """Fit the planner's constants to your runs, print the changes, and write the machine."""
-    from glm5_ascend.plan.calibrate import calibrate, write
+    from glm5_ascend.plan.calibrate import calibrate
+    from glm5_ascend.plan.hardware import write
 
     out = _new_file(options.out)
     setup = {"model": options.model, "quant": options.quant, "nodes": options.nodes, "layout": options.layout}
@@ -88,14 +89,13 @@ def calibrate(options: CalibrateOptions, output: Output) -> int:
 
 def measure(options: MeasureOptions, output: Output) -> int:
     """Describe this machine's CPU for `plan --hardware cpu`: serves a model here for some minutes."""
-    from glm5_ascend.plan.hardware import measured_file
+    from glm5_ascend.plan.hardware import measured_file, write
     from glm5_ascend.serve.environment import require_cpu_environment
 
     out = _new_file(options.out)
     target = out or measured_file()
     require_cpu_environment()
-    from glm5_ascend.plan.calibrate import write
-    from glm5_ascend.plan.measure import measure, summary
+    from glm5_ascend.plan.measure import measure
 
     with tempfile.TemporaryDirectory() as folder:
         if options.directory is not None:
@@ -108,9 +108,8 @@ def measure(options: MeasureOptions, output: Output) -> int:
         os.close(handle)
         hardware = measure(directory, Path(log))
         os.unlink(log)
-    write(hardware, target, replace=out is None)
-    for line in summary(hardware):
-        print(line)
+    write(hardware, target)
+    print(f"{hardware.title}, measured on {hardware.measured_on}")
     name = "cpu" if out is None else target
     shown = options.directory or "DIR"  # the demo model is gone with its folder
     load = "--mtp 0 --workload in=1024,out=64,concurrency=8"

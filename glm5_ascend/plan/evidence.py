@@ -18,6 +18,7 @@ from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
 from glm5_ascend.plan.inputs import Cache, Count, Keys, Positive, Workload, data_file, parse_workload
 from glm5_ascend.plan.layout import Layout, parse_layout
+from glm5_ascend.plan.memory import ENDS
 from glm5_ascend.plan.model import PlannedModel, named
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.steps import Steps
@@ -93,13 +94,6 @@ class Case:
         return {name: value for name, value in zip(OUTPUTS, values, strict=True) if value}
 
     @property
-    def group(self) -> tuple[object, ...]:
-        """Runs of the same load and layout are nearly one measurement; model version and weights may differ."""
-        layout, load = self.layout, self.workload
-        sizes = [(e.tp, e.dp, e.pp) for e in layout.engines.values()]
-        return (self.row.hardware, self.row.layers, *sizes, load.prompt, load.output, load.concurrency, load.prefix_hit)
-
-    @property
     def judged(self) -> bool:
         """A row of vllm-ascend without contradictions: the planner's errors are counted on it."""
         return self.row.engine == "vllm-ascend" and self.row.weight >= JUDGED
@@ -125,12 +119,10 @@ def cases() -> tuple[Case, ...]:
 
 def predictions(cases: Sequence[Case], constants: Constants) -> list[Prediction]:
     """Predict each case; raises PlanError if a run does not fit its machine by the planner's memory."""
-    steps, results = dict[tuple[int, str], Steps](), []
+    steps = functools.cache(functools.partial(Steps, constants=constants))
+    results = []
     for case in cases:
-        key = (id(case.model), case.hardware.name)
-        if key not in steps:
-            steps[key] = Steps(case.model, case.hardware, constants)
-        result = predict(steps[key], case.layout, case.workload, ends=("value", "high"))
+        result = predict(steps(case.model, case.hardware), case.layout, case.workload, ends=ENDS[1:])
         if result is None:
             raise PlanError(f"run {case.row.id} does not fit the machine it ran on", "correct layout or workload")
         results.append(result)
@@ -180,18 +172,19 @@ def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constant
 def distance(case: Case, model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> float:
     """Euclidean distance of a plan from a public result: a factor of UNIT in a size, or another category, counts 1."""
 
-    def point(model: PlannedModel, hardware: str, layout: Layout, load: Workload) -> tuple[list[float], list[object]]:
-        engine = layout.decode
-        batch = max(0.25, load.concurrency / layout.replicas / engine.dp)
-        sizes = (load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp, batch)
-        stages = max(e.pp for e in layout.engines.values())
-        kinds = (model.config.model_type, model.expert_type, hardware, bool(layout.prefill))
-        switches = (engine.drafts, engine.dcp > 1, stages > 1, engine.expert_parallel)
-        return [math.log(max(size, 1e-3), UNIT) for size in sizes], [*kinds, *switches]
+    def sizes(layout: Layout, load: Workload) -> list[float]:
+        engine, batch = layout.decode, load.concurrency / layout.replicas / layout.decode.dp
+        values = load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp, max(0.25, batch)
+        return [math.log(max(value, 1e-3), UNIT) for value in values]
 
-    sizes, kinds = point(model, hardware, layout, load)
-    others, theirs = point(case.model, case.hardware.name, case.layout, case.workload)
-    return math.hypot(math.dist(sizes, others), math.sqrt(sum(x != y for x, y in zip(kinds, theirs, strict=True))))
+    def kinds(model: PlannedModel, hardware: str, layout: Layout) -> list[object]:
+        engine, stages = layout.decode, max(e.pp for e in layout.engines.values())
+        switches = engine.drafts, engine.dcp > 1, stages > 1, engine.expert_parallel
+        return [model.config.model_type, model.expert_type, hardware, bool(layout.prefill), *switches]
+
+    theirs = kinds(case.model, case.hardware.name, case.layout)
+    others = sum(x != y for x, y in zip(kinds(model, hardware, layout), theirs, strict=True))
+    return math.hypot(math.dist(sizes(layout, load), sizes(case.layout, case.workload)), math.sqrt(others))
 
 
 def has_rows(model: PlannedModel) -> bool:

@@ -1,4 +1,4 @@
-"""Machines as data, and the planner's constants: rates of one die, links between dies. Every value has its source.
+"""Machines as data, and the planner's constants: rates of one die, links between dies.
 
 `python -m glm5_ascend.plan.hardware` writes the JSON schema of the files, for editors.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
+import yaml
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import near, write_schemas
+from glm5_ascend.files.written import disk_error, write_named
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.inputs import Count, Keys, NotNegative, Positive, Share, data_file
-
-Quality = Literal["vendor", "paper", "secondary", "derived", "measured", "guess"]
 
 
 class Constants(Keys):
@@ -59,31 +59,22 @@ class FittedFile(Keys):
     later: dict[str, str]
 
 
-class Figure(Keys):
-    """A number with its quality and source."""
-
-    value: Positive
-    quality: Quality
-    source: str
-
-
 class Rates(Keys):
     """Peaks of one die: bytes per second of memory, operations per second (two per multiply-add) of each unit."""
 
-    memory: Figure
-    bf16: Figure
-    int8: Figure
-    vector: Figure
+    memory: Positive
+    bf16: Positive
+    int8: Positive
+    vector: Positive
 
 
 class Link(Keys):
-    """A link of one die, in one direction: bytes per second, and seconds per step of a collective."""
+    """A link of one die, in one direction: bytes per second, seconds per step of a collective, and how many nodes it
+    connects (None: any number)."""
 
     bandwidth: Positive
     latency: Positive
-    quality: Quality
-    source: str
-    nodes: int | None = None  # number of nodes it connects, None: any
+    nodes: int | None = None
 
 
 class Links(Keys):
@@ -95,34 +86,30 @@ class Links(Keys):
 class Mc2(Keys):
     """Sizes from which the engine sends tokens to the dies of their experts; else every die gathers all tokens."""
 
-    min_ep: Annotated[int, Field(ge=1)]
-    max_local_experts: Annotated[int, Field(ge=1)]
-    source: str
+    min_ep: Count
+    max_local_experts: Count
 
 
 class Hardware(Keys):
     """A type of node, described by a file of data/hardware/.
 
     Attributes:
-        host_ahead: the host launches the operators of a prefill while the device is busy with earlier ones; false
-            where host and device are one (a CPU): the times add.
         mc2: None: for every number of dies.
         fp8: its units multiply FP8 and MXFP4. little_data: a sentence about missing data.
-        measured_on: the model that `plan measure` served, for a measured machine.
+        measured_on: the model that `plan measure` served, for a measured CPU.
         constants: of a measured or calibrated machine; None: those fitted to the public results.
     """
 
     name: str
     title: str
     dies_per_node: Annotated[int, Field(gt=0, le=1024)]
-    memory_bytes: Figure
+    memory_bytes: Positive
     rates: Rates
     links: Links
     mc2: Mc2 | None = None
-    peer_seconds: Figure
+    peer_seconds: Positive
     fp8: bool = False
     little_data: str | None = None
-    host_ahead: bool = True
     measured_on: str | None = None
     constants: Constants | None = None
 
@@ -166,6 +153,16 @@ def load_hardware(name: str) -> Hardware:
 @functools.cache
 def _shipped(name: str) -> Hardware:
     return read_yaml(data_file(f"hardware/{name}.yaml"), Hardware, error=PlanError)
+
+
+def write(hardware: Hardware, path: Path) -> None:
+    """Write a machine's description as YAML for `--hardware`; raises OutputError if it cannot be written."""
+    text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from None
+    write_named(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import functools
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -86,26 +86,18 @@ def measure_rates(model: PlannedModel, name: str) -> Hardware:
     numbers = torch.randint(-127, 128, (columns, rows), dtype=torch.int8).t()
     quantized = ops.LinearWeights(numbers, ops.PER_TOKEN, torch.full((rows,), 0.01))
     floats, (a, b) = torch.randn(rows, columns, dtype=torch.bfloat16), torch.rand(2, 2**16)
-    product, shape = 2.0 * TOKENS * rows * columns, f"a product of {TOKENS} tokens at a shape of {name}"
-    where = f"{platform.machine()}, {threads()} thread(s), {datetime.date.today()}"
-
-    def figure(value: float, text: str) -> dict[str, object]:
-        return {"value": float(f"{value:.5g}"), "quality": "measured", "source": text}
-
+    products = {
+        "bf16": functools.partial(F.linear, x, floats), "int8": functools.partial(ops.int8_linear, x, quantized),
+    }  # fmt: skip
+    rates = {kind: 2.0 * TOKENS * rows * columns / seconds_of(product) for kind, product in products.items()}
     memory = 2 * COPY_BYTES / seconds_of(functools.partial(target.copy_, source))
-    unused = {"bandwidth": memory, "latency": 1e-6, "quality": "derived", "source": "one die: no link is used"}
+    vector = 2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, b, out=a))  # fp32 in the L2 cache
+    link = {"bandwidth": memory, "latency": 1e-6}  # not used by one die
     return Hardware.model_validate({
-        "name": "cpu", "title": f"this CPU ({where})", "dies_per_node": 1,
-        "memory_bytes": figure(psutil.virtual_memory().total, "memory of the machine"),
-        "peer_seconds": figure(1e-9, "one die: not used"),
-        "rates": {
-            "memory": figure(memory, f"a copy of {COPY_BYTES} bytes"),
-            "bf16": figure(product / seconds_of(functools.partial(F.linear, x, floats)), shape),
-            "int8": figure(product / seconds_of(functools.partial(ops.int8_linear, x, quantized)), shape),
-            "vector": figure(2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, b, out=a)), "fp32 in the L2 cache"),
-        },
-        "links": {"node": unused, "scale_out": unused},
-        "host_ahead": False, "measured_on": f"{name}, {model.quantization}",
+        "name": "cpu", "title": f"this CPU ({platform.machine()}, {threads()} thread(s), {datetime.date.today()})",
+        "dies_per_node": 1, "memory_bytes": psutil.virtual_memory().total, "peer_seconds": 1e-9,
+        "rates": {"memory": memory, "vector": vector, **rates}, "links": {"node": link, "scale_out": link},
+        "measured_on": f"{name}, {model.quantization}",
     })  # fmt: skip
 
 
@@ -118,13 +110,3 @@ def seconds_of(work: Callable[[], object]) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def summary(hardware: Hardware) -> Iterator[str]:
-    """Lines for a terminal."""
-    rates = hardware.rates
-    yield f"{hardware.title}, measured on {hardware.measured_on}"
-    products = f"bf16 {rates.bf16.value / 1e9:.1f}, int8 {rates.int8.value / 1e9:.1f} GOPS"
-    yield f"memory {rates.memory.value / 1e9:.1f} GB/s; products {products}"
-    for name, value in dict(hardware.constants or START).items():
-        yield f"{name:14} {value:.3g}"

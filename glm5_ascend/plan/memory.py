@@ -159,10 +159,10 @@ def stage_fit(
     absent = {"graphs": engine.eager, "PD transfer": not split}
     guessed = {name: (0.0, 0.0, 0.0) if absent.get(name) else ends for name, ends in GUESSED.items()}
     guessed["communication buffers"] = 2e6 * sizes[0], 2e6 * sizes[1], 2e6 * sizes[2]
-    usable = hardware.memory_bytes.value * engine.utilization
+    usable = hardware.memory_bytes * engine.utilization
     left = [usable - sum(known.values()) - sum(ends) for ends in zip(*guessed.values(), strict=True)]
     return Memory(
-        total=hardware.memory_bytes.value, usable=usable, weights=by_kind,
+        total=hardware.memory_bytes, usable=usable, weights=by_kind,
         parts=known | {name: value for name, (_, value, _) in guessed.items()},
         bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
         budgets=dict(zip(ENDS, reversed(left), strict=True)), state_tokens=state_tokens(model, engine, stage),

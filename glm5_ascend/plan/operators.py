@@ -41,7 +41,8 @@ class StepLoad(NamedTuple):
     prefill: bool = False
 
 
-class Op(NamedTuple):
+@dataclass(frozen=True)
+class Op:
     """Work of one die in one operator, in `count` layers.
 
     Attributes:
@@ -61,8 +62,8 @@ class Op(NamedTuple):
     count: int = 1
 
     def times(self, n: int) -> Op:
-        work = (n * amount for amount in self[1:6])
-        return Op(self.name, *work, group=self.group, kind=self.kind, count=n)
+        nbytes, bf16, int8, vector, sent = (n * x for x in (self.nbytes, self.bf16, self.int8, self.vector, self.sent))
+        return Op(self.name, nbytes, bf16, int8, vector, sent, self.group, self.kind, n)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from glm5_ascend.plan.evidence import SLOPE, Case, cases, distance
 from glm5_ascend.plan.hardware import Hardware, fitted
 from glm5_ascend.plan.inputs import ACCEPTANCE_SPREAD, Slo, Workload
 from glm5_ascend.plan.layout import MAX_SLICES, Layout, parse_layout, sequences_for
+from glm5_ascend.plan.memory import ENDS
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
@@ -99,7 +100,7 @@ class Candidate:
 
 def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool = True) -> Candidate | None:
     """Figures of a layout; with an SLO that it misses, of as many clients as it serves within it (`shed`)."""
-    asked, ends = question.workload, ("value", "high") if evidence.fits else ("value",)
+    asked, ends = question.workload, ENDS[1:] if evidence.fits else ENDS[1:2]
 
     def at(clients: float) -> tuple[Workload, Prediction, float] | None:
         """Load, figures, and excess over the limits."""

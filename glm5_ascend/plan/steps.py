@@ -98,17 +98,17 @@ class Steps:
         step = StepLoad(tokens, prompts, context, ranks, prefill=True)
         device = self._time(step_operators(self.model, self.hardware, engine, step)).seconds
         host = self.model.config.num_hidden_layers * self.constants.eager_seconds
-        # The host launches ahead of the device where it can.
-        return (max(device, host) if self.hardware.host_ahead else device + host) + self.constants.step_seconds
+        # The host launches ahead of the device; on a CPU they are one, so the times add.
+        return (device + host if self.hardware.measured_on else max(device, host)) + self.constants.step_seconds
 
     def _time(self, ops: Iterable[Op]) -> Duration:
         """Time of operators of one die; HBM, cube and vector units work at the same time."""
         times, hardware, c = Duration(float), self.hardware, self.constants
         rates, links = hardware.rates, hardware.links
         for op in ops:
-            cube = op.bf16 / rates.bf16.value + op.int8 / rates.int8.value
-            units = ("cube", cube / c.compute), ("vector", op.vector / rates.vector.value / c.compute)
-            limit, seconds = max(("HBM", op.nbytes / rates.memory.value / c.memory), *units, key=lambda unit: unit[1])
+            cube = op.bf16 / rates.bf16 + op.int8 / rates.int8
+            units = ("cube", cube / c.compute), ("vector", op.vector / rates.vector / c.compute)
+            limit, seconds = max(("HBM", op.nbytes / rates.memory / c.memory), *units, key=lambda unit: unit[1])
             if op.kind and op.group <= 1:
                 continue  # nothing to send
             if op.kind:
@@ -116,7 +116,7 @@ class Steps:
                 local = min(1.0, (hardware.dies_per_node - 1) / (op.group - 1))  # share of partners inside the node
                 seconds = op.sent / LINK * (local / links.node.bandwidth + (1 - local) / link.bandwidth)
                 if op.kind == "alltoall":
-                    seconds += op.count * (link.latency + (op.group - 1) * hardware.peer_seconds.value)
+                    seconds += op.count * (link.latency + (op.group - 1) * hardware.peer_seconds)
                 else:
                     seconds += op.count * link.latency * math.log2(op.group)
                 limit = "HCCS" if link is links.node else "UB" if link is links.pod else "RoCE"

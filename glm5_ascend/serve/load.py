@@ -23,7 +23,7 @@ class MeasuredLoad:
 
     Attributes:
         failed: requests without a complete answer. error: message of the first of them.
-        per_step: tokens per step of MTP, None without.
+        per_step: tokens per step of MTP, None without. rate: requests sent per second, None: without a limit.
     """
 
     prompt: int
@@ -39,6 +39,13 @@ class MeasuredLoad:
     tpot_p99_ms: float
     per_step: float | None = None
     error: str = ""
+    rate: float | None = None
+
+    @property
+    def workload(self) -> str:
+        """The load as `plan --workload` reads it."""
+        rate = f",rate={self.rate:g}" if self.rate else ""
+        return f"in={self.prompt},out={self.output},requests={self.requests}{rate},concurrency={self.concurrency}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -59,7 +59,7 @@ def test_an_audits_queries_stay_right(machine: tuple[str, str, int, str]) -> Non
         always = sum(
             size for name, size in prediction.memory.weights.items() if name in ("attention", "dense MLP and router")
         )
-        bound = always / result.hardware.rates.memory.value
+        bound = always / result.hardware.rates.memory
         assert result.step.seconds > bound and prediction.tpot >= bound / (result.best.layout.decode.drafts + 1) * (
             result.workload.output > 1
         ), where

@@ -71,8 +71,7 @@ def test_a_fit_finds_the_constants_that_made_the_data_and_one_wild_run_hardly_be
 
 
 def test_perfect_constants_are_a_lower_bound_and_faster_memory_helps() -> None:
-    rate = A3.rates.memory.model_copy(update={"value": 2 * A3.rates.memory.value})
-    faster = A3.model_copy(update={"rates": A3.rates.model_copy(update={"memory": rate})})
+    faster = A3.model_copy(update={"rates": A3.rates.model_copy(update={"memory": 2 * A3.rates.memory})})
     for batch in (1.0, 8.0, 32.0):
         real = steps().decode(ENGINE, batch, 4000, 8)
         assert steps(constants=PERFECT).decode(ENGINE, batch, 4000, 8).seconds < real.seconds

@@ -52,16 +52,16 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
 
 def measure_cpu(acceptance: Acceptance) -> StepResult:
     """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
-    from glm5_ascend.plan.calibrate import write
-    from glm5_ascend.plan.measure import measure, summary
+    from glm5_ascend.plan.hardware import write
+    from glm5_ascend.plan.measure import measure
 
     try:
         hardware = measure(acceptance.directory, acceptance.folder / "measure.log", rounds=3)
     except CheckFailedError as error:
         return StepResult(WARNING, f"not measured: {error.message}", {"fix": error.tip})
-    write(hardware, acceptance.folder / HARDWARE, replace=True)
-    lines = list(summary(hardware))
-    return StepResult(OK, lines[0], {"lines": lines})
+    write(hardware, acceptance.folder / HARDWARE)
+    figures = hardware.model_dump(mode="json", include={"rates", "constants"})
+    return StepResult(OK, f"{hardware.title}, measured on {hardware.measured_on}", figures)
 
 
 def evaluate_server(acceptance: Acceptance) -> StepResult:
@@ -93,28 +93,23 @@ def predict(acceptance: Acceptance) -> StepResult:
 
 def run_load_test(acceptance: Acceptance) -> StepResult:
     """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
-    per_step = None
-    if acceptance.run is not None:
-        names = {"out_tok_s": "output_tokens_per_s", "tpot_ms": "tpot_ms", "ttft_ms": "ttft_ms"}
-        measured = {name: acceptance.run[key] for key, name in names.items() if acceptance.run[key] is not None}
-    else:
-        workload = parse_workload(acceptance.load)
-        concurrency = max(1, round(workload.concurrency))
-        result = run_load(
-            acceptance.server, workload.prompt, workload.output, concurrency, workload.requests or 2 * concurrency
-        )
-        measured, per_step = result.to_dict(), result.per_step
-        if result.failed:
-            problem = f"{result.failed} of {result.requests} requests failed: {result.error}"
-            return StepResult(FAILED, problem, {"measured": measured})
+    result = acceptance.run
+    if result is None:
+        load = parse_workload(acceptance.load)
+        clients = max(1, round(load.concurrency))
+        result = run_load(acceptance.server, load.prompt, load.output, clients, load.requests or 2 * clients)
+    measured = result.to_dict()
+    if result.failed:
+        problem = f"{result.failed} of {result.requests} requests failed: {result.error}"
+        return StepResult(FAILED, problem, {"measured": measured})
     figures: dict[str, Any] = {"measured": measured}
     try:
-        planned = _planned(acceptance, per_step)
+        planned = _planned(acceptance, result.per_step)
     except Glm5Error as error:
         speed = f"{measured['output_tokens_per_s']:.1f} tokens/s"
         return StepResult(WARNING, f"{acceptance.run_origin}{speed}; no plan: {error.message}", figures)
     outside, parts = [], []
-    for name in (name for name in FIGURES if name in measured):
+    for name in (name for name in FIGURES if measured[name]):
         value, predicted = measured[name], planned[name]
         parts.append(
             f"{name} {value:.4g} (plan {predicted['value']:.4g} [{predicted['low']:.4g}-{predicted['high']:.4g}])"

@@ -20,11 +20,11 @@ from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, Glm5Error, MissingEnvironmentError, OutputError
 from glm5_ascend.files.written import write_file
-from glm5_ascend.plan.calibrate import read_results
 from glm5_ascend.plan.inputs import parse_workload
 from glm5_ascend.report.header import make_header
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.client import server_address
+from glm5_ascend.serve.load_files import read_results
 from glm5_ascend.serve.local_server import server
 from glm5_ascend.serve.servable import check_directory
 

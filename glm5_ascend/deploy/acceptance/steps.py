@@ -14,6 +14,7 @@ from glm5_ascend.engine_lines import CPU
 from glm5_ascend.errors import EXIT_OK, MissingEnvironmentError
 from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.load import MeasuredLoad
 from glm5_ascend.serve.watching.api import learn_canaries, watch
 
 OK, WARNING, FAILED, NOT_RUN = "ok", "warning", "failed", "not run"
@@ -32,7 +33,7 @@ class Acceptance:
         simulate: the profile needs an NPU, and this machine has none.
         against: reference checkpoint of the evaluation; None: the checkpoint itself.
         workload: of the load test, as `plan --workload`; None: a usual one.
-        run: figures of a load test that another tool made (`read_results`); None: this command makes one.
+        run: load test that another tool made (`read_results`); None: this command makes one.
         run_origin: which run of a file of several it is, for the verdict; empty for the only one.
         windows, window: number and tokens of the windows of the evaluation.
         client: of the server while it runs.
@@ -47,7 +48,7 @@ class Acceptance:
     simulate: bool = False
     against: Path | None = None
     workload: str | None = None
-    run: dict[str, Any] | None = None
+    run: MeasuredLoad | None = None
     run_origin: str = ""
     windows: int = 8
     window: int = 256
@@ -61,7 +62,7 @@ class Acceptance:
     def load(self) -> str:
         """The workload of the load test."""
         if self.run is not None:
-            return str(self.run["workload"])
+            return self.run.workload
         return self.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
 
     @property
