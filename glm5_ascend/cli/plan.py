@@ -52,11 +52,10 @@ def run(options: PlanOptions, output: Output) -> int:
     """
     from dataclasses import replace
 
-    from glm5_ascend.deploy.planning.commands import plan_commands
+    from glm5_ascend.deploy.planning.commands import with_commands
     from glm5_ascend.plan.api import plan
 
-    report = plan(replace(options, html=None))
-    report = replace(report, commands=plan_commands(report))
+    report = with_commands(plan(replace(options, html=None)))
     if options.html is not None:
         from glm5_ascend.plan.report import write
 
@@ -73,7 +72,7 @@ def run(options: PlanOptions, output: Output) -> int:
 
 def calibrate(options: CalibrateOptions, output: Output) -> int:
     """Fit the planner's constants to your runs, print the changes, and write the machine."""
-    from glm5_ascend.plan.calibrate import calibrate
+    from glm5_ascend.plan.evidence import calibrate
     from glm5_ascend.plan.hardware import write
 
     out = _new_file(options.out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,7 @@ def plan(options: PlanOptions) -> Plan:
     if context > positions:
         raise PlanError(f"--workload: {context} tokens, {model.name} has {positions} positions", "shorten in= or out=")
     if options.acceptance is not None and not 1 <= options.acceptance <= 4:
-        raise PlanError(
-            f"--acceptance {options.acceptance:g}: must be 1 to 4", "the mean accepted length in vLLM's log"
-        )
+        raise PlanError(f"--acceptance {options.acceptance:g}: must be 1 to 4", "the mean length in vLLM's log")
     if options.mtp is not None:
         check_engine(Engine(1, drafts=options.mtp), model.config, hardware)
     steps = Steps(model, hardware, hardware.constants or fitted().constants)
@@ -118,27 +116,21 @@ class Range:
 
 
 @dataclass(frozen=True)
-class PlanCommands:
-    """The deployment profile with the plan's engines, if there is one, and command lines that run the plan."""
-
-    profile: str | None = None
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Plan(Question):
     """The answer to a question.
 
     Attributes:
         best: the first answer. others: further layouts with a source, best first.
         experimental: a layout that nobody is known to run, if it is worth a trial.
+        profile: the deployment profile with the plan's engines, if there is one. lines: commands that run the plan.
     """
 
     nodes: int
     best: Candidate
     others: list[Candidate]
     experimental: Candidate | None = None
-    commands: PlanCommands = field(default_factory=PlanCommands)
+    profile: str | None = None
+    lines: tuple[str, ...] = ()
 
     @cached_property
     def numbers(self) -> dict[str, Range]:
@@ -261,7 +253,7 @@ class Plan(Question):
             "nearest": near and {"id": near[1].row.id, "distance": round(near[0], 2), "measured": near[1].measured},
             "others": [_candidate(c) for c in self.others[:8]],
             "experimental": _candidate(self.experimental) if self.experimental else None,
-            "profile": self.commands.profile, "command_lines": list(self.commands.lines),
+            "profile": self.profile, "command_lines": list(self.lines),
         }  # fmt: skip
 
 

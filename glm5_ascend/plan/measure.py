@@ -10,13 +10,13 @@ import datetime
 import functools
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import torch
 import torch.nn.functional as F
+from torch.utils.benchmark import Timer
 
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.plan.evidence import Case, Row, fit
@@ -79,7 +79,6 @@ def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoa
 
 def measure_rates(model: PlannedModel, name: str) -> Hardware:
     """This machine with the rates of copies and products, without constants."""
-    torch.set_num_threads(threads())
     c, source = model.config, torch.zeros(COPY_BYTES, dtype=torch.uint8)
     rows, columns = c.hidden_size, c.num_attention_heads * c.v_head_dim  # of the output projection
     target, x = torch.empty_like(source), torch.randn(TOKENS, columns, dtype=torch.bfloat16)
@@ -104,9 +103,5 @@ def measure_rates(model: PlannedModel, name: str) -> Hardware:
 def seconds_of(work: Callable[[], object]) -> float:
     """Seconds of the fastest call, after a first one that compiles: other processes only make calls slower."""
     work()
-    seconds: list[float] = []
-    while sum(seconds) < SECONDS or len(seconds) < 5:
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    timer = Timer("work()", globals={"work": work}, num_threads=threads())
+    return min(timer.blocked_autorange(min_run_time=SECONDS).times)

@@ -43,9 +43,9 @@ def show(plan: Plan, console: Console) -> None:
     if plan.others or plan.experimental:
         show_rows(table(plan), console, right=(1, 2, 3))
         console.print()
-    for line in plan.commands.lines:
+    for line in plan.lines:
         console.print(line, soft_wrap=True)
-    if plan.commands.lines:
+    if plan.lines:
         console.print()
     show_rows(([line] for line in basis_lines(plan)), console)
 
@@ -137,7 +137,7 @@ def document(plan: Plan, header: ReportHeader) -> Page:
         Section("Memory of one die", [Table(("use", "bytes"), uses)]),
         Section("A decode step", [charts.bars("A decode step", times, "ms")]),
         Section("Layouts", [Table(head, rows)], "Those with a source first. Experimental: nobody is known to run it."),
-        *([Section("Run it", [Code("\n\n".join(plan.commands.lines))])] if plan.commands.lines else []),
+        *([Section("Run it", [Code("\n\n".join(plan.lines))])] if plan.lines else []),
         Section("Uncertainty", after=list(basis_lines(plan))),
     ]
     return Page(plan.title, header, verdict, [f"{name}: {text}" for name, text in answer(plan)], [], sections)

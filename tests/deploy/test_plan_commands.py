@@ -15,7 +15,7 @@ import pytest
 
 from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.flag_tables import text
-from glm5_ascend.deploy.planning.commands import plan_commands
+from glm5_ascend.deploy.planning.commands import with_commands
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
@@ -123,7 +123,7 @@ def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
 
 def test_every_line_is_complete(plans: list[Plan]) -> None:
     for one in plans:
-        text = "\n".join(plan_commands(one).lines)
+        text = "\n".join(with_commands(one).lines)
         for line in (line for line in text.splitlines() if "vllm serve" in line):
             assert "--tool-call-parser" in line and "--reasoning-parser" in line and "HCCL_BUFFSIZE=" in line
             assert ("enable_dsa_cp" in line) <= ("enable_flashcomm1" in line)

@@ -11,8 +11,7 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
-from glm5_ascend.plan.calibrate import calibrate
-from glm5_ascend.plan.evidence import cases, errors, predictions
+from glm5_ascend.plan.evidence import calibrate, cases, errors, predictions
 from glm5_ascend.plan.hardware import fitted
 from tests.support.command import assert_one_clear_line, in_process
 

@@ -6,10 +6,11 @@ A plan names a profile only if it was computed with all settings of the profile 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from glm5_ascend.deploy.planning.roles import lines
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.plan.api import Plan, PlanCommands
+from glm5_ascend.plan.api import Plan
 
 VARIABLES = (
     "set for each server: HEAD (first machine of its engine), IP, NIC, DEVICES (its dies), and numbers from 0: ENGINE "
@@ -19,10 +20,10 @@ VARIABLES = (
 NOT_MODELLED = "SGLang: not modelled; the speeds are fitted to vllm-ascend, for SGLang measure"
 
 
-def plan_commands(plan: Plan) -> PlanCommands:
-    """The profile with the plan's layout, and the lines that run the plan."""
+def with_commands(plan: Plan) -> Plan:
+    """The plan with the profile of its layout, and the lines that run it."""
     name = profile_of(plan)
-    return PlanCommands(name, tuple(_lines(plan, name)))
+    return replace(plan, profile=name, lines=tuple(_lines(plan, name)))
 
 
 def _lines(plan: Plan, name: str | None) -> Iterator[str]:
