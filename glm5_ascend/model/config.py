@@ -163,6 +163,15 @@ class ModelConfig:
             for weight in self.layer_weights(layer):
                 yield self.spec.layer_prefix(layer), weight
 
+    def counted_weights(self) -> Iterator[tuple[str, Weight, int]]:
+        """`(prefix, weight, count)` of the whole model; the first routed expert stands for all of its layer."""
+        yield from (("", weight, 1) for weight in self.global_weights)
+        for layer in range(self.num_layers_with_mtp):
+            prefix = self.spec.layer_prefix(layer)
+            yield from ((prefix, weight, 1) for weight in self.backbone(layer))
+            if self.is_moe(layer):
+                yield from ((prefix, weight, self.n_routed_experts) for weight in self.spec.expert_linears(0))
+
     def fused_groups(self, layer: int) -> Iterator[tuple[str, ...]]:
         """Modules of one layer, by full name, that the engine fuses into one or judges by one of them.
 

@@ -63,7 +63,7 @@ def plan(options: PlanOptions) -> Plan:
 
 
 def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[int, list[Candidate], Candidate | None]:
-    """What `best_layouts` returns, or the layout of --layout alone; PlanError if nothing fits."""
+    """Number of machines, layouts, and one worth a trial, as `best_layouts` returns them; PlanError if nothing fits."""
     hardware, config, load = question.hardware, question.model.config, question.workload
     clients = load.concurrency if text else 1.0
     layout = parse_layout(text or f"tp={hardware.dies_per_node}", config, clients, question.drafts)

@@ -153,17 +153,17 @@ def stage_fit(
     logits = FP32 * engine.sequences * (engine.drafts + 1) * c.vocab_size / engine.tp
     activations = engine.batched_tokens * BF16 * (residuals + routed / engine.tp) + logits
     copies = weights.copies(model, engine, decode_only, split, stage)
-    known = {"weights": float(sum(by_kind.values())), **copies, "activations": activations}
+    exact = {"weights": float(sum(by_kind.values())), **copies, "activations": activations}
     groups = (engine.tp > 1) + 2 * (engine.dp > 1) + (engine.pp > 1)  # tensor; data and world; stages
     sizes = [engine.buffer_mb * n * (engine.dies > 1) + _GROUP_MB * groups for n in COMMUNICATORS]
     absent = {"graphs": engine.eager, "PD transfer": not split}
     guessed = {name: (0.0, 0.0, 0.0) if absent.get(name) else ends for name, ends in GUESSED.items()}
     guessed["communication buffers"] = 2e6 * sizes[0], 2e6 * sizes[1], 2e6 * sizes[2]
     usable = hardware.memory_bytes * engine.utilization
-    left = [usable - sum(known.values()) - sum(ends) for ends in zip(*guessed.values(), strict=True)]
+    left = [usable - sum(exact.values()) - sum(ends) for ends in zip(*guessed.values(), strict=True)]
     return Memory(
         total=hardware.memory_bytes, usable=usable, weights=by_kind,
-        parts=known | {name: value for name, (_, value, _) in guessed.items()},
+        parts=exact | {name: value for name, (_, value, _) in guessed.items()},
         bytes_per_token=bytes_per_token(model, engine.drafts > 0, engine.dcp, stage),
         budgets=dict(zip(ENDS, reversed(left), strict=True)), state_tokens=state_tokens(model, engine, stage),
     )  # fmt: skip

@@ -7,7 +7,7 @@ those of the config's ModelSpec.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +18,7 @@ from glm5_ascend.files.resources import near
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import parse_config
-from glm5_ascend.model.spec import Linear, Weight
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.plan.inputs import Cache, Keys, data_file
 
 LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
@@ -127,7 +127,8 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
             return FLOAT if config.attention_types else rules.attention
         return rules.experts if part.startswith("mlp.experts.") else rules.mlp
 
-    types = {prefix + part: type_of(prefix, part) for prefix, part in _linears(config)}
+    weights = config.counted_weights()
+    types = {prefix + part.name: type_of(prefix, part.name) for prefix, part, _ in weights if isinstance(part, Linear)}
     rotated = rules.experts != FLOAT and bool(config.spec.bases)
     return with_cache(PlannedModel(name, quantization, config, types, rules.cache, rotated=rotated, rules=rules), cache)
 
@@ -140,7 +141,7 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
 
     checkpoint, types = StoredModel(directory), dict[str, str]()
     config, description = checkpoint.config, checkpoint.description
-    for name in (prefix + part for prefix, part in _linears(config)):
+    for name in (prefix + part.name for prefix, part, _ in config.counted_weights() if isinstance(part, Linear)):
         entry = checkpoint.entry(f"{name}.weight")
         # a source's types are those of the shards' headers; FP8 counts as in `--quant fp8`
         narrow = not description and entry is not None and entry.dtype.itemsize == 1
@@ -174,17 +175,3 @@ def with_cache(model: PlannedModel, cache: str | None) -> PlannedModel:
     if model.config.attention_types and (cache or model.cache) != "none":
         raise PlanError(f"{model.name}: vllm-ascend keeps the indexer keys of this model in bf16", "--cache none")
     return model if cache in (None, model.cache) else replace(model, cache=str(cache))
-
-
-def counted_parts(config: ModelConfig) -> Iterator[tuple[str, Weight, int]]:
-    """`(prefix, part, count)` of the whole model; the first expert stands for all of its layer."""
-    yield from (("", part, 1) for part in config.global_weights)
-    for layer in range(config.num_layers_with_mtp):
-        prefix = config.spec.layer_prefix(layer)
-        yield from ((prefix, part, 1) for part in config.backbone(layer))
-        if config.is_moe(layer):
-            yield from ((prefix, part, config.n_routed_experts) for part in config.spec.expert_linears(0))
-
-
-def _linears(config: ModelConfig) -> list[tuple[str, str]]:
-    return [(prefix, part.name) for prefix, part, _ in counted_parts(config) if isinstance(part, Linear)]

@@ -22,8 +22,6 @@ NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 VARIED = 24
 #: Layouts are equally fast from this ratio on: it is far below the error of a prediction.
 EQUAL = 0.95
-#: Of equally fast layouts, one with so many times the TTFT of another comes later.
-LATE = 3.0
 #: Share of the clients.
 NEARLY_ALL = 0.9
 #: Meets the SLO with all clients, with fewer of them, or with none.
@@ -172,12 +170,11 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
         top = candidates[0]
         equal = [c for c in candidates if (c.rank, c.unsure) == (top.rank, top.unsure) and c.value >= EQUAL * top.value]
         equal = [c for c in equal if c.nodes <= top.nodes]
-        late = LATE * min(c.prediction.ttft for c in equal)
 
         def doubts(c: Candidate) -> tuple[object, ...]:
             changed, unnamed = c.evidence.tag != PROVEN, c.evidence.profile is None
             number = len(faults(question.model, c.layout))
-            return c.verdict, c.prediction.ttft > late, number, changed, unnamed, c.order
+            return c.verdict, number, changed, unnamed, c.order
 
         first = min(equal, key=doubts)
         candidates.sort(key=lambda c: c is not first)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.model.spec import Linear, Parameter, Vector
 from glm5_ascend.plan.layout import Engine
-from glm5_ascend.plan.model import PlannedModel, counted_parts
+from glm5_ascend.plan.model import PlannedModel
 
 BF16, FP32 = 2, 4
 
@@ -79,7 +79,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
     """Bytes of all tensors of the checkpoint (without `rot.weight` and `global_rotation`), with msModelSlim's head in
     fp32, and with the MTP layer's own embedding and head."""
     sizes, total = model.config.sizes, 0
-    for prefix, part, count in counted_parts(model.config):
+    for prefix, part, count in model.config.counted_weights():
         shape = part.shape(sizes)
         if not isinstance(part, Linear):
             bf16 = isinstance(part, Parameter) or part.name in MTP_BF16
@@ -94,7 +94,7 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
 def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str, str], float]:
     """Resident bytes of a pipeline stage by (kind, division)."""
     config, sizes, sums = model.config, model.config.sizes, defaultdict[tuple[str, str], float](float)
-    for prefix, part, count in counted_parts(config):
+    for prefix, part, count in config.counted_weights():
         layer = config.spec.layer_of(prefix)
         drafts = layer is not None and config.is_mtp(layer)
         last = drafts or part.name in (config.spec.head, config.spec.final_norm)
