@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from glm5_ascend.checkpoint.types import DOWN_PROJ_PARTIAL_SUMS as DOWN_PROJ_PARTIAL_SUMS
 from glm5_kernels.ops import unpack_int4 as unpack_int4
-
-#: Largest MoE tensor-parallel size the format supports: down_proj's scale_bias has this many partial sums per row.
-DOWN_PROJ_PARTIAL_SUMS = 16
 
 
 def scale_bias(q: torch.Tensor, weight_scale: torch.Tensor, partial_sums: int = 1) -> torch.Tensor:

@@ -1,10 +1,14 @@
-"""Names of the quantized format. No torch here: the server's launcher and the plugin read them too."""
+"""Names and tensors of the quantized format. No torch here: the launcher, the plugin and the planner read them too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    import torch
+
     from glm5_ascend.model.spec import Linear, ModelSpec
 
 FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
@@ -20,6 +24,10 @@ ROT_FILE = "rot.safetensors"
 
 GIB = 2**30  # bytes
 
+#: Largest MoE tensor-parallel size the format supports: down_proj's scale_bias has this many partial sums per row.
+DOWN_PROJ_PARTIAL_SUMS = 16
+_BYTES = {"int8": 1, "int32": 4, "float32": 4}
+
 DESCRIPTION_NAME = "quant_model_description.json"
 #: Meta keys the two vllm-ascend lines need; `group_size` 0 and `version` 1.0.0 select per-channel packed int4.
 DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "metadata": {}}
@@ -28,6 +36,50 @@ DESCRIPTION_META: dict[str, object] = {"version": "1.0.0", "group_size": 0, "met
 INDEXER_CACHE_SUFFIX = ".indexer.quant_type"
 #: The only INT8 word that engines know there: vllm-ascend 0.23.0.post1 and 0.30.0rc2, `ascend_config.py`.
 INDEXER_CACHE_TYPE = "INT8_DYNAMIC"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One stored tensor of a linear: suffix behind the module name, name of the dtype, shape."""
+
+    suffix: str
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        import torch
+
+        return cast("torch.dtype", getattr(torch, self.kind))
+
+    @property
+    def nbytes(self) -> int:
+        return _BYTES[self.kind] * math.prod(self.shape)
+
+
+def stored_tensors(scheme: str, shape: tuple[int, int], module: str) -> tuple[Stored, ...]:
+    """Tensors that a linear `module` of `shape` [N, K] stores under `scheme` (not FLOAT)."""
+    n, k = shape
+    per_row = (Stored("weight_scale", "float32", (n, 1)), Stored("weight_offset", "float32", (n, 1)))
+    if scheme == W8A8_DYNAMIC:
+        return (Stored("weight", "int8", (n, k)), *per_row)
+    if scheme == W8A8:
+        # weight_scale/offset are not written by msModelSlim; an NPU kernel once read them uninitialised
+        # (vllm-ascend PR 16728), so we store them.
+        return (
+            Stored("weight", "int8", (n, k)), *per_row, Stored("input_scale", "float32", (1,)),
+            Stored("input_offset", "float32", (1,)), Stored("deq_scale", "float32", (n,)),
+            Stored("quant_bias", "int32", (n,)),
+        )  # fmt: skip
+    if scheme == W4A8_DYNAMIC:
+        sums = Stored("scale_bias", "float32", (n, partial_sums(module)))
+        return (Stored("weight", "int8", (n // 2, k)), *per_row, sums)
+    raise ValueError(f"unknown scheme {scheme!r}")
+
+
+def partial_sums(module: str) -> int:
+    """Columns of scale_bias: down_proj is split along K under tensor parallelism, gate/up_proj are not."""
+    return DOWN_PROJ_PARTIAL_SUMS if module.endswith("down_proj") else 1
 
 
 def not_runnable(spec: ModelSpec, module: str, part: Linear, scheme: str) -> str | None:

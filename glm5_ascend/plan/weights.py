@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from typing import NamedTuple
 
-from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC, stored_tensors
 from glm5_ascend.model.spec import Linear, Parameter, Vector
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
@@ -20,24 +20,21 @@ BF16, FP32 = 2, 4
 
 
 class Format(NamedTuple):
-    """Bytes of a type: of a weight; of an output row's scales in a checkpoint, on a die, and read by a product."""
+    """Bytes of a type: of a weight; of an output row's scales on a die, and read by a product."""
 
     weight: float
-    stored: int = 0
     resident: int = 0
     read: int = 0
 
 
-#: In a checkpoint all in fp32. On a die dynamic INT8 has scale and offset in bf16; static also deq_scale and
-#: quant_bias; INT4 the scale widened to 64 bits, offset and scale_bias in fp32.
+#: Dynamic INT8 has scale and offset in bf16; static also deq_scale and quant_bias; INT4 the scale widened to 64 bits,
+#: offset and scale_bias in fp32.
 FORMATS = {
     FLOAT: Format(BF16),
-    W8A8_DYNAMIC: Format(1, 2 * FP32, 2 * BF16, 2 * FP32),
-    W8A8: Format(1, 2 * FP32, 2 * BF16 + 2 * FP32, 2 * FP32),
-    W4A8_DYNAMIC: Format(0.5, 2 * FP32, 8 + 2 * FP32, 8 + FP32),
+    W8A8_DYNAMIC: Format(1, 2 * BF16, 2 * FP32),
+    W8A8: Format(1, 2 * BF16 + 2 * FP32, 2 * FP32),
+    W4A8_DYNAMIC: Format(0.5, 8 + 2 * FP32, 8 + FP32),
 }
-#: A down_proj of an INT4 expert stores its bias as partial sums for the largest tensor parallelism.
-PARTIAL_SUMS = 16
 #: (kind in a report, division) by the begin of a weight's name, the first one that fits. whole: vLLM's
 #: ReplicatedLinear; ep: over the dies of the engine; tp, columns, output, shared: over those of a rank (see `copies`).
 _SHARES = {
@@ -62,14 +59,6 @@ _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_p
 _FUSED_TOKENS = 1024
 
 
-def stored_linear(kind: str, rows: int, columns: int, down: bool) -> int:
-    """Bytes of a linear [rows, columns] in a checkpoint of msModelSlim."""
-    more = 2 * FP32 if kind == W8A8 else 0  # input_scale, input_offset
-    if kind == W4A8_DYNAMIC:
-        more = FP32 * (PARTIAL_SUMS if down else 1) * rows  # scale_bias
-    return int(FORMATS[kind].weight * rows * columns) + FORMATS[kind].stored * rows + more
-
-
 def streamed_linear(kind: str, rows: int, columns: int) -> int:
     """Bytes of a linear that a product reads: scale_bias is one value per row, INT4 scales have 64 bits."""
     return int(FORMATS[kind].weight * rows * columns) + FORMATS[kind].read * rows
@@ -81,12 +70,16 @@ def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool 
     sizes, total = model.config.sizes, 0
     for prefix, part, count in model.config.counted_weights():
         shape = part.shape(sizes)
-        if not isinstance(part, Linear):
-            bf16 = isinstance(part, Parameter) or part.name in MTP_BF16
-            total += count * math.prod(shape) * (BF16 if bf16 else FP32)
-        elif mtp_copies or part.name not in model.config.spec.mtp_copies:
-            stored = stored_linear(model.types[prefix + part.name], shape[0], shape[1], part.name.endswith("down_proj"))
-            total += count * stored * (2 if fp32_head and part.name == "lm_head" else 1)
+        kind = model.types[prefix + part.name] if isinstance(part, Linear) else FLOAT
+        if not mtp_copies and part.name in model.config.spec.mtp_copies:
+            continue
+        if kind == FLOAT:
+            fp32 = (isinstance(part, Vector) and part.name not in MTP_BF16) or (fp32_head and part.name == "lm_head")
+            total += count * math.prod(shape) * (FP32 if fp32 else BF16)
+        else:
+            tensors = stored_tensors(kind, (shape[0], shape[1]), part.name)
+            ours = ("weight_scale", "weight_offset") if kind == W8A8 else ()  # msModelSlim does not write them
+            total += count * sum(tensor.nbytes for tensor in tensors if tensor.suffix not in ours)
     return total
 
 
