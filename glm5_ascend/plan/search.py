@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,20 +112,15 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
         excess = question.slo.excess(p.tpot, p.ttft)
         return load, p, max(excess, 1.01) if late and requests is None else excess
 
-    figures = at(asked.concurrency)
-    if figures is None:
+    all_clients = at(asked.concurrency)
+    if all_clients is None:
         return None
-    verdict, admitted = MEETS if figures[2] <= 1.0 else MISSES, None
+    figures, admitted, verdict = all_clients, None, MEETS if all_clients[2] <= 1.0 else MISSES
     if verdict == MISSES and shed:
-        low, high = min(1.0, asked.concurrency), asked.concurrency
-        fewest = at(low)
-        if fewest and fewest[2] <= 1.0:
-            while high - low > max(1.0, 0.01 * high):
-                middle = (low + high) / 2
-                tried = at(middle)
-                low, high = (middle, high) if tried and tried[2] <= 1.0 else (low, middle)
-            verdict, admitted = SHEDS, float(math.floor(low))
-            figures = at(admitted) or figures
+        clients = range(1, math.ceil(asked.concurrency))
+        served = bisect.bisect_right(clients, 1.0, key=lambda n: (at(n) or all_clients)[2])
+        if served:
+            verdict, admitted, figures = SHEDS, float(served), at(served) or all_clients
     load, p, excess = figures
     nearly_all = verdict == SHEDS and load.concurrency >= NEARLY_ALL * asked.concurrency
     unsure = not evidence.fits and p.memory.most_requests(layout.decode, load, "low") <= 0
