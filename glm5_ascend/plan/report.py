@@ -36,12 +36,10 @@ def show(plan: Plan, console: Console) -> None:
 
     styles = {"SLO": STYLES["ok" if plan.within_slo else "problem"], "note": STYLES["warning"]}
     show_rows([(plan.title,)], console)
-    show_rows(((name, Text(text, styles.get(name, ""))) for name, text in answer(plan)), console)
-    console.print()
-    show_rows(memory(plan), console)
-    console.print()
-    if plan.others or plan.experimental:
-        show_rows(table(plan), console, right=(1, 2, 3))
+    answers = [(name, Text(text, styles.get(name, ""))) for name, text in answer(plan)]
+    layouts = table(plan) if plan.others or plan.experimental else ()
+    for rows, right in ((answers, ()), (memory(plan), ()), (layouts, (1, 2, 3))):
+        show_rows(rows, console, right=right)
         console.print()
     for line in plan.lines:
         console.print(line, soft_wrap=True)
