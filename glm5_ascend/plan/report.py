@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.hardware import fitted
 from glm5_ascend.plan.memory import UNPUBLISHED
 from glm5_ascend.plan.search import SHEDS
@@ -19,6 +18,8 @@ from glm5_ascend.report.verdict import Grade, ReportVerdict
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from glm5_ascend.plan.api import Plan
 
 Rows = Iterator[tuple[str, ...]]
 _GB = 1e9
