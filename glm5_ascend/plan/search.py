@@ -117,10 +117,11 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
         return None
     figures, admitted, verdict = all_clients, None, MEETS if all_clients[2] <= 1.0 else MISSES
     if verdict == MISSES and shed:
-        clients = range(1, math.ceil(asked.concurrency))
+        clients = range(1, math.ceil(asked.concurrency), max(1, int(asked.concurrency) // 100))
         served = bisect.bisect_right(clients, 1.0, key=lambda n: (at(n) or all_clients)[2])
         if served:
-            verdict, admitted, figures = SHEDS, float(served), at(served) or all_clients
+            verdict, admitted = SHEDS, float(clients[served - 1])
+            figures = at(admitted) or all_clients
     load, p, excess = figures
     nearly_all = verdict == SHEDS and load.concurrency >= NEARLY_ALL * asked.concurrency
     unsure = not evidence.fits and p.memory.most_requests(layout.decode, load, "low") <= 0
