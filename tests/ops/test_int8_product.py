@@ -108,7 +108,8 @@ def test_groups_of_rows(dtype: torch.dtype) -> None:
     """Five groups of two blocks each: one is empty, one has a single row, one more than a tile; rows for two tasks."""
     x, scale, rows = torch.randn(9, 128), torch.rand(5, 2 * 272), 272 // (2 if dtype is torch.uint8 else 1)
     weights = ExpertWeights(torch.randint(0, 127, (10, rows + 3, 192), dtype=dtype)[:, :rows, :128].unbind())
-    groups = Groups(np.array([4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0]), np.array([0, 1, 1, 10, 11, 12]))
+    pairs, starts = np.array([4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 0]), np.array([0, 1, 1, 10, 11, 12])
+    groups = Groups(pairs, starts, np.array([0, 2, 3, 4, -1]))
     product = grouped_product(quantized(x), groups, of_experts(weights, scale), torch.float32)
     for group in range(5):
         tokens = slice(groups.starts[group], groups.starts[group + 1])

@@ -41,10 +41,15 @@ from glm5_kernels.w4a8_moe import ExpertWeights
 
 
 class Groups(NamedTuple):
-    """Rows sorted by group: rows int64 [P] of x; starts int64 [E + 1], where the rows of each group begin."""
+    """Rows sorted by group.
+
+    rows: int64 [P], of x. starts: int64 [E + 1], where the rows of each group begin. used: int64 [U], the groups that
+    have rows, and -1 behind them.
+    """
 
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
+    used: NDArray[np.int64]
 
 
 class Weights(NamedTuple):
@@ -80,7 +85,7 @@ def of_experts(weights: ExpertWeights, scale: torch.Tensor) -> Weights:
 @cache
 def one_group(tokens: int) -> Groups:
     """All rows of x in one group."""
-    return Groups(np.arange(tokens), np.array([0, tokens]))
+    return Groups(np.arange(tokens), np.array([0, tokens]), np.array([0]))
 
 
 def takes_weight(weight: torch.Tensor, scale: torch.Tensor) -> bool:
@@ -118,7 +123,8 @@ def quantized(x: torch.Tensor, static: int8.LinearWeights | None = None) -> Quan
 def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
     """x[rows] -> [P, N] in `dtype`: each row times the weights of its group, scaled back."""
     out = torch.empty(groups.rows.size, weights.n, dtype=dtype)
-    tasks = len(weights.blocks) * -(-weights.rows // TASK_ROWS)
+    blocks_per_group = len(weights.blocks) // (len(groups.starts) - 1)
+    tasks = len(groups.used) * blocks_per_group * -(-weights.rows // TASK_ROWS)
     size = LEAST_BYTES // (TASK_ROWS * weights.pitch)
     run_ranges(_multiply_groups, tasks, size, x, groups, weights, matrix_address(out))
     return out
@@ -133,11 +139,12 @@ def _multiply_groups(
     gathered, x, start, sums = -1, empty_codes(0, STEP), np.empty(0, np.int32), np.empty((0, ROWS), np.int32)
     quarter, quarter_sums = weights.rows // TASK_ROWS * WIDTH, np.empty((TILE, WIDTH), np.int32)
     for task in range(first, last):
-        block, task_of_block = task // tasks_per_block, task % tasks_per_block
-        group, column = block // blocks_per_group, block % blocks_per_group * weights.rows
+        number, task_of_block = task // tasks_per_block, task % tasks_per_block
+        group, block_of_group = groups.used[number // blocks_per_group], number % blocks_per_group
+        if group < 0:
+            break
+        block, column = group * blocks_per_group + block_of_group, block_of_group * weights.rows
         begin, end = groups.starts[group], groups.starts[group + 1]
-        if begin == end:
-            continue
         if group != gathered:  # one copy of the tokens serves all tasks of the group
             gathered, (x, start) = group, _gather(quantized.codes, groups.rows, begin, end, weights.zero)
             sums = np.empty((len(x), ROWS), np.int32)

@@ -30,19 +30,22 @@ class Pairs(NamedTuple):
     """The P pairs of a token and one of its experts, sorted by expert.
 
     token: int64 [T * k], of which P are used. weight: fp32 [T * k]. starts: int64 [E + 1], each expert's first pair.
+    experts: int64 [min(E, T * k)], those with pairs, and -1 behind them.
     """
 
     token: NDArray[np.int64]
     weight: Floats
     starts: NDArray[np.int64]
+    experts: NDArray[np.int64]
 
 
 def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
     x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale = operands
     if any(w.rows % WIDTH or w.columns % STEP for w in (w13, w2)) or not takes_rows(x):
         return reference.w4a8_moe(operands)
-    total = topk_ids.numel()
-    pairs = Pairs(np.empty(total, np.int64), np.empty(total, np.float32), np.empty(len(w2.blocks) + 1, np.int64))
+    total, count = topk_ids.numel(), len(w2.blocks)
+    token, starts, experts = (np.empty(size, np.int64) for size in (total, count + 1, min(count, total)))
+    pairs = Pairs(token, np.empty(total, np.float32), starts, experts)
     routing = topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy()
     run_whole(_sort_by_expert, 1, *routing, pairs)
     operands = operands._replace(w13_scale=w13_scale.float().contiguous(), w2_scale=w2_scale.float().contiguous())
@@ -69,10 +72,14 @@ def _all_experts(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
     for first in range(0, total, _PAIRS):
         rows = slice(first, min(first + _PAIRS, total))
         token, weight = pairs.token[rows], pairs.weight[rows]
-        starts = pairs.starts if total <= _PAIRS else np.clip(pairs.starts - first, 0, len(token))
-        gate, up = grouped_product(x, Groups(token, starts), w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
+        starts, experts = pairs.starts, pairs.experts
+        if total > _PAIRS:
+            starts = np.clip(starts - first, 0, len(token))
+            experts = np.flatnonzero(np.diff(starts))
+        groups = Groups(token, starts, experts)
+        gate, up = grouped_product(x, groups, w13, torch.float32).chunk(2, dim=-1)  # [P, I] each
         hidden = quantized(silu(gate).mul_(up))
-        y = grouped_product(hidden, Groups(np.arange(len(token)), starts), w2, torch.float32)
+        y = grouped_product(hidden, groups._replace(rows=np.arange(len(token))), w2, torch.float32)
         run_ranges(_add, len(out), _TOKENS, y.numpy(), token, weight, starts, out.numpy())
 
 
@@ -95,7 +102,7 @@ def _one_by_one(operands: W4a8Moe, pairs: Pairs, out: torch.Tensor) -> None:
 @kernel
 def _sort_by_expert(first: int, last: int, ids: NDArray[np.int64], weights: Floats, pairs: Pairs) -> None:
     """pairs <- those of ids, weights [T, k] with an id >= 0: a counting sort, the only task."""
-    token, weight, starts = pairs
+    token, weight, starts, experts = pairs
     starts[:] = 0
     for expert in ids.flat:
         if expert >= 0:
@@ -110,7 +117,12 @@ def _sort_by_expert(first: int, last: int, ids: NDArray[np.int64], weights: Floa
                 starts[expert] += 1  # now where the next pair belongs
     for e in range(len(starts) - 1, 0, -1):
         starts[e] = starts[e - 1]
-    starts[0] = 0
+    starts[0], count = 0, 0
+    experts[:] = -1
+    for e in range(len(starts) - 1):
+        if starts[e] < starts[e + 1]:
+            experts[count] = e
+            count += 1
 
 
 @kernel
