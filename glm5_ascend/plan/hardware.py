@@ -146,7 +146,7 @@ def load_hardware(name: str) -> Hardware:
         raise PlanError(f"--hardware cpu: this machine was not measured yet ({path} is missing)", "plan measure DIR")
     if not path.is_file():
         raise PlanError(f"--hardware {name}: no known machine and no file", near(name, [*known_hardware(), "cpu"]))
-    tip = "copy a file of glm5_ascend/plan/data/hardware and edit it"
+    tip = "plan measure DIR" if name == "cpu" else "copy a file of glm5_ascend/plan/data/hardware and edit it"
     return read_yaml(path, Hardware, error=PlanError, tip=tip)
 
 

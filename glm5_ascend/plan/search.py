@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,6 +102,7 @@ def evaluate(question: Question, layout: Layout, evidence: Evidence, shed: bool 
     """Figures of a layout; with an SLO that it misses, of as many clients as it serves within it (`shed`)."""
     asked, ends = question.workload, ENDS[1:] if evidence.fits else ENDS[1:2]
 
+    @functools.cache
     def at(clients: float) -> tuple[Workload, Prediction, float] | None:
         """Load, figures, and excess over the limits."""
         requests = None if asked.requests is None else max(1, round(asked.requests * clients / asked.concurrency))
