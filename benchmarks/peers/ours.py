@@ -1,6 +1,9 @@
 """One process of our engine for bench_peers.py, without HTTP: commands and output of client.cpp.
 
-python benchmarks/peers/ours.py CHECKPOINT IDS THREADS COMMAND...
+    python benchmarks/peers/ours.py CHECKPOINT IDS THREADS COMMAND...
+
+In addition `mtp:DRAFTS:LENGTH:CONTEXT:STEPS`, alone: one request with the MTP layer's drafts. Ids are chosen so that
+so many drafts are accepted that a step makes LENGTH tokens on average.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import os
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +38,18 @@ class Engine:
 
     Attributes:
         load: seconds in which the weights were loaded.
-        logits: of the last step, [requests, vocabulary]. head: seconds of the head since they were set to 0.
-        chosen: ids of the next step; empty: the model's own.
+        logits: of the last step, [requests, vocabulary].
+        head, draft: seconds of the heads, and of the MTP layer without its head, since they were set to 0.
+        chosen, proposed: ids of the next step, and drafts after it; empty: the model's own.
     """
 
-    def __init__(self, directory: str, requests: int, longest: int, cached: int, dtype: str) -> None:
+    def __init__(self, directory: str, requests: int, longest: int, cached: int, dtype: str, drafts: int) -> None:
         from vllm import LLM
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         load_model, engine = CPUModelRunner.load_model, self
-        self.head, self.chosen = 0.0, list[int]()
+        self.head, self.draft, self.chosen = 0.0, 0.0, list[int]()
+        self.proposed = list[int]()
 
         def timed(runner: Any, *arguments: Any, **keywords: Any) -> None:
             began = time.perf_counter()
@@ -56,19 +62,35 @@ class Engine:
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
-            dtype=dtype, kv_cache_memory_bytes=cached * layers * CACHE_BYTES[dtype],
+            dtype=dtype, kv_cache_memory_bytes=cached * (layers + 1) * CACHE_BYTES[dtype],
+            speculative_config={"method": "mtp", "num_speculative_tokens": drafts} if drafts else None,
         ).llm_engine  # fmt: skip
-        compute_logits = self.runner.model.compute_logits
+        self.watch_head(self.runner.model, lambda count: self.chosen[:count])
+        if drafts:
+            self.watch_head(self.runner.drafter.model, lambda count: [self.proposed.pop(0)] if self.proposed else [])
+            propose = self.runner.drafter.propose
+
+            def timed_drafts(*arguments: Any, **keywords: Any) -> Any:
+                began, head = time.perf_counter(), self.head
+                drafted = propose(*arguments, **keywords)
+                self.draft += time.perf_counter() - began - (self.head - head)
+                return drafted
+
+            self.runner.drafter.propose = timed_drafts
+
+    def watch_head(self, model: Any, chosen: Callable[[int], list[int]]) -> None:
+        """Time the head of a model, and let it choose these ids for its rows."""
+        compute_logits = model.compute_logits
 
         def watched(hidden: Any, *arguments: Any, **keywords: Any) -> Any:
             began = time.perf_counter()
             self.logits = compute_logits(hidden, *arguments, **keywords)
             self.head += time.perf_counter() - began
-            for row, token in enumerate(self.chosen[: len(self.logits)]):
+            for row, token in enumerate(chosen(len(self.logits))):
                 self.logits[row, token] = 1e30
             return self.logits
 
-        self.runner.model.compute_logits = watched
+        model.compute_logits = watched
 
     def start(self, prompts: list[list[int]], new_tokens: int) -> list[str]:
         """Add requests; returns their names."""
@@ -127,11 +149,41 @@ class Engine:
             self.engine.step()
         return {"ms": whole, "body_ms": body}
 
+    def decode_drafts(
+        self, ids: list[int], drafts: int, length: float, context: int, steps: int
+    ) -> dict[str, list[float]]:
+        """Of each step with drafts: its tokens, its ms, and those of the main layers, the MTP layer and the heads."""
+
+        def wanted(step: int) -> list[int]:
+            return [ids[(step * (drafts + 1) + row) % len(ids)] for row in range(drafts + 1)]
+
+        (name,) = self.fill([ids[:context]], (WARM + steps) * (drafts + 1) + 64)
+        parts: dict[str, list[float]] = {key: [] for key in ("tokens", "ms", "body_ms", "draft_ms", "head_ms")}
+        made = 1
+        for step in range(WARM + steps):
+            self.chosen, following = wanted(step), wanted(step + 1)
+            accepted = int((step + 2) * (length - 1)) - int((step + 1) * (length - 1))
+            self.proposed = [token if row < accepted else token ^ 1 for row, token in enumerate(following[:drafts])]
+            self.head, self.draft, began = 0.0, 0.0, time.perf_counter()
+            (output,) = self.engine.step()
+            spent, count = time.perf_counter() - began, len(output.outputs[0].token_ids)
+            values = count - made, spent, spent - self.head - self.draft, self.draft, self.head
+            made = count
+            if step >= WARM:
+                for (key, some), value in zip(parts.items(), values, strict=True):
+                    some.append(value if key == "tokens" else 1e3 * value)
+        self.chosen = []
+        self.engine.abort_request([name])
+        return parts
+
 
 def answer(engine: Engine, ids: list[int], command: str) -> dict[str, Any]:
-    """Run one command of client.cpp."""
+    """Run one command."""
     kind, *words = command.split(":")
+    if kind == "mtp":
+        return engine.decode_drafts(ids, int(words[0]), float(words[1]), int(words[2]), int(words[3]))
     if kind == "prefill":
+        engine.prefill(ids[: min(int(words[0]), 512)])  # touches the memory of the results
         return {"seconds": engine.prefill(ids[: int(words[0])])}
     if kind == "decode":
         return engine.decode(ids, *(int(word) for word in words))
@@ -152,12 +204,16 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     ids = array("i", Path(file).read_bytes()).tolist()
     decodes = [[int(word) for word in command.split(":")[1:]] for command in commands if command.startswith("decode")]
-    prompts = [int(command.split(":")[1]) for command in commands if not command.startswith("decode")]
+    prompts = [int(command.split(":")[1]) for command in commands if not command.startswith(("decode", "mtp"))]
+    drafts = 0
+    if commands[0].startswith("mtp"):
+        drafts, _, context, steps = (int(float(word)) for word in commands[0].split(":")[1:])
+        decodes = [[1, context, steps * (drafts + 1)]]
     longest = max([64, *prompts, *(sum(decode[1:]) for decode in decodes)]) + 128
     cached = max([longest, *(batch * (context + steps + 128) for batch, context, steps in decodes)])
     # In bf16 an activation near the border of two integers, or of two experts, goes the other way.
     dtype = "float32" if any(command.startswith("logits") for command in commands) else "auto"
-    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest, cached, dtype)
+    engine = Engine(directory, max([1, *(decode[0] for decode in decodes)]), longest, cached, dtype, drafts)
     ready = time.perf_counter() - began
     engine.prefill(ids[:64])
     print(json.dumps({"command": "load", "seconds": engine.load, "ready": ready} | memory()), flush=True)

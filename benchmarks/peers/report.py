@@ -15,13 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.plan.inputs import tokens_per_step
+
 OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cpp Q4_0"
+#: Ours with the MTP layer.
+MTP = "ours, MTP"
 #: Classes of kt-kernel: INT4 with a scale per row, and per 32 columns.
 KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE")
 #: Timed steps of one request, and of several at once.
 STEPS, BATCH_STEPS = 12, 6
 #: Layers of two models whose products take no time; the difference is what a layer costs beside them.
 THIN = (4, 20)
+#: Layers of GLM-5.
+LAYERS = 78
 #: GB/s of servers: 8 channels of DDR4-3200, 8 and 12 of DDR5-4800, and two sockets with each of them.
 SERVERS = (205, 307, 461, 410, 614, 922)
 
@@ -121,6 +127,42 @@ def speed_table(args: argparse.Namespace, results: Results, names: Sequence[str]
     return rows
 
 
+def with_drafts(args: argparse.Namespace, drafts: int) -> str:
+    """Command of ours.py for one request with so many draft tokens, at the acceptance of a healthy GLM-5."""
+    return f"mtp:{drafts}:{tokens_per_step(drafts, None):.2f}:{args.contexts[0]}:{STEPS}"
+
+
+def whole_model_table(
+    args: argparse.Namespace, results: Results, engines: dict[str, Engine], times: dict[int, float]
+) -> list[str]:
+    """Tokens/s of all layers of GLM-5, with and without the heads, by the measured times of a few layers.
+
+    Args:
+        times: bytes of GLM-5's layers over those of our measured ones, by draft tokens.
+    """
+    names = [*engines, *(f"{MTP}, {drafts} draft(s)" for drafts in args.mtp)]
+    rows = [f"| GLM-5, tokens/s | threads | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    for threads in args.threads:
+        plain, bare = list[str](), list[str]()
+        for name, engine in engines.items():
+            key = name, threads, f"decode:1:{args.contexts[0]}:{STEPS}"
+            whole, body = results.median(*key, "ms"), results.median(*key, "body_ms")
+            if whole is None or body is None:
+                raise SystemExit(f"{name}, {threads} thread(s): no steps of one request: see logs/engines.log")
+            layers = body * (times[0] if name == OURS else LAYERS / engine.layers)
+            plain.append(f"{1e3 / (layers + whole - body):.3f}")
+            bare.append(f"{1e3 / layers:.3f}")
+        for drafts in args.mtp:
+            key = MTP, threads, with_drafts(args, drafts)
+            body, draft, head = (results.median(*key, name) or math.nan for name in ("body_ms", "draft_ms", "head_ms"))
+            layers, made = body * times[drafts] + draft, 1e3 * tokens_per_step(drafts, None)
+            plain.append(f"{made / (layers + head):.3f}")
+            bare.append(f"{made / layers:.3f} (4 layers {body:.0f}, MTP {draft:.0f}, heads {head:.0f} ms)")
+        rows += [f"| one request | {threads} | {' | '.join(plain)} |"]
+        rows += [f"| without the head | {threads} | {' | '.join(bare)} |"]
+    return rows
+
+
 def memory_table(args: argparse.Namespace, results: Results, engines: dict[str, Engine]) -> list[str]:
     """Files, memory, load time, bytes per token and the share of the bandwidth at the first context."""
     head = [f"GB/s, {threads} thread(s) (share)" for threads in args.threads]
@@ -196,10 +238,15 @@ def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
 
 
 def tables(
-    args: argparse.Namespace, results: Results, engines: dict[str, Engine], real: dict[str, tuple[float, float]]
+    args: argparse.Namespace,
+    results: Results,
+    engines: dict[str, Engine],
+    real: dict[str, tuple[float, float]],
+    times: dict[int, float],
 ) -> list[list[str]]:
     """All tables of the measurements, and what else ran on the machine."""
     parts = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]
+    parts += [whole_model_table(args, results, engines, times)]
     parts += [expert_table(args, results)] if args.experts else []
     parts += [server_table(args, results, engines[OURS], real)] if OURS in engines else []
     rates = ", ".join(f"{threads} thread(s) read {read_rate(results, threads):.1f} GB/s" for threads in args.threads)

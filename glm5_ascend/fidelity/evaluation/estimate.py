@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -51,9 +51,8 @@ class _Work:
         """Seconds of one thread, and of the disk, of each layer, and last of the head and of drafts."""
         c = self.config
         main = [self._layer(layer) for layer in range(c.num_hidden_layers)]
-        of_one = next(part for part in c.backbone(0) if isinstance(part, Linear))
-        reading, product = self._rate(0, of_one)
-        table = c.vocab_size * c.hidden_size
+        rows, table = min(VOCABULARY_BLOCK, c.vocab_size), c.vocab_size * c.hidden_size
+        reading, product = _rates(lambda x: x @ self.model.head(0, rows).T, rows, c.hidden_size)
         head = table * (reading + self.tokens * product), table * self._disk
         if not drafts or not c.num_nextn_predict_layers:
             return [*main, head]
@@ -76,17 +75,19 @@ class _Work:
         return seconds + scores, weights * self._disk
 
     def _rate(self, layer: int, linear: Linear) -> tuple[float, float]:
-        """Seconds to read a weight of this linear's type, and to multiply it by a token; measured once a type."""
+        """`_rates` of this linear's type, measured once."""
         model, (rows, columns) = self.model, linear.shape(self.config.sizes)
         scheme = model.weights(layer).scheme(linear.name)
         key = f"{scheme} {rows * columns >= _WEIGHTS}"
         if key not in self._rates:
-            one, many = (
-                timed(partial(model.weights(layer).linear, linear.name, torch.ones(tokens, columns)))
-                for tokens in (1, _TOKENS)
-            )
-            self._rates[key] = one / (rows * columns), max(many - one, 0.0) / (rows * columns * (_TOKENS - 1))
+            self._rates[key] = _rates(lambda x: model.weights(layer).linear(linear.name, x), rows, columns)
         return self._rates[key]
+
+
+def _rates(product: Callable[[torch.Tensor], torch.Tensor], rows: int, columns: int) -> tuple[float, float]:
+    """Seconds to read a weight of [rows, columns], and to multiply it by one token."""
+    one, many = (timed(partial(product, torch.ones(tokens, columns))) for tokens in (1, _TOKENS))
+    return one / (rows * columns), max(many - one, 0.0) / (rows * columns * (_TOKENS - 1))
 
 
 def _peak_bytes(models: Sequence[StoredModel], windows: int, length: int, threads: int) -> int:
