@@ -47,7 +47,11 @@ class Workers:
         torch.set_num_threads(self._before)
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Results in the order of `items`; at most `count` tasks run or wait to be collected, which bounds memory."""
+        """Results in the order of `items`.
+
+        At most twice as many tasks as threads run or wait to be collected, which bounds memory: with fewer, threads
+        would wait for a long task in front of short ones.
+        """
 
         def run(item: Item) -> Result:
             with torch.no_grad():  # a property of the thread
@@ -56,7 +60,7 @@ class Workers:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
-                if len(waiting) >= self.count:
+                if len(waiting) >= 2 * self.count:
                     yield waiting.popleft().result()
                 waiting.append(self._pool.submit(run, item))
             while waiting:
