@@ -85,8 +85,8 @@ class Recorder(Workers):
 
     @classmethod
     def progress(cls, text: str, done: float, total: int) -> None:
-        """End a layer; the first one is what comes before all layers."""
-        if done == int(done):
+        """End a layer; the first one has what comes before the layers, too."""
+        if done >= 1 and done == int(done):
             now = time.perf_counter()
             cls.layers[-1].wall, cls.began = now - cls.began, now
             cls.layers.append(Layer())
@@ -141,10 +141,8 @@ def main() -> int:
         stop.set()
         watcher.join()
     config = load_config(args.source)
-    before, *layers = [layer for layer in Recorder.layers if layer.phases]
-    report(before, "before the layers", 1.0, args.threads)
-    for number, layer in enumerate(layers):
-        kind = "MoE" if config.is_moe(number) else "dense"
+    for number, layer in enumerate(layer for layer in Recorder.layers if layer.phases):
+        kind = ("MoE" if config.is_moe(number) else "dense") + ", with the embedding and the head" * (number == 0)
         report(layer, f"layer {number}, {kind}", args.experts / config.n_routed_experts, args.threads)
     late = sum(wait > LATE for wait in waits) / max(1, len(waits))
     print(
