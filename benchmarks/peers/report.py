@@ -146,9 +146,7 @@ def whole_model_table(
         plain, bare = list[str](), list[str]()
         for name, engine in engines.items():
             key = name, threads, f"decode:1:{args.contexts[0]}:{STEPS}"
-            whole, body = results.median(*key, "ms"), results.median(*key, "body_ms")
-            if whole is None or body is None:
-                raise SystemExit(f"{name}, {threads} thread(s): no steps of one request: see logs/engines.log")
+            whole, body = (results.median(*key, value) or math.nan for value in ("ms", "body_ms"))
             layers = body * (times[0] if name == OURS else LAYERS / engine.layers)
             plain.append(f"{1e3 / (layers + whole - body):.3f}")
             bare.append(f"{1e3 / layers:.3f}")
