@@ -33,13 +33,18 @@ from tests.deploy.support.replicas import (
 )
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
-SESSIONS = [f"conversation-{i}" for i in range(8)]
+#: Conversations for each server.
+EACH = 4
 CLIENTS = 4
 PROMPT_TOKENS, HITS = "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"
 
 
 class Fleet:
-    """The router and its two servers."""
+    """The router and its two servers.
+
+    Attributes:
+        sessions: EACH conversations of each server, by turns. Which server one goes to depends on the random ports.
+    """
 
     def __init__(self, folder: Path, checkpoint: Path, python: Path) -> None:
         self.folder = folder
@@ -63,6 +68,13 @@ class Fleet:
             server.wait_until_healthy(server.url)
         self.process.start()
         self.process.wait_until_healthy(self.url)
+        homes: list[list[str]] = [[], []]
+        for number in range(1000):
+            session = f"conversation-{number}"
+            homes[home_of(self.url, session, self.servers)].append(session)
+            if min(map(len, homes)) >= EACH:
+                break
+        self.sessions = [session for pair in zip(*homes, strict=False) for session in pair][: 2 * EACH]
 
     def server(self, url: str) -> Replica:
         return next(server for server in self.servers if server.url == url)
@@ -115,11 +127,10 @@ def home_of(url: str, session: str, servers: list[Replica]) -> int:
 
 def test_a_conversation_stays_with_its_server_and_finds_its_cache(fleet: Fleet) -> None:
     url, servers = fleet.url, fleet.servers
-    homes = {session: home_of(url, session, servers) for session in SESSIONS}
-    print(f"conversations per server: {dict(Counter(homes.values()))}")
-    assert set(homes.values()) == {0, 1}
+    homes = {session: home_of(url, session, servers) for session in fleet.sessions}
+    assert Counter(homes.values()) == {0: EACH, 1: EACH}
     long_question = "What is 47 + 38? " * 24
-    for session in SESSIONS[:4]:
+    for session in fleet.sessions[:4]:
         assert home_of(url, session, servers) == homes[session]
         first = asked(url, session, servers, f"{long_question} {session}")
         hits = [server.metric(HITS) for server in servers]
@@ -131,9 +142,9 @@ def test_a_conversation_stays_with_its_server_and_finds_its_cache(fleet: Fleet) 
 def test_killing_one_server_under_load(fleet: Fleet) -> None:
     """Then it comes back, is let in again, and gets its conversations back."""
     url, servers = fleet.url, fleet.servers
-    homes = {session: home_of(url, session, servers) for session in SESSIONS}
+    homes = {session: home_of(url, session, servers) for session in fleet.sessions}
     requests = []
-    for session in SESSIONS:
+    for session in fleet.sessions:
         for stream in (False, True):
             length = 1800 if stream and homes[session] == 0 else 400  # the kill must fall into the long ones
             hello = [{"role": "user", "content": f"Hello from {session}"}]
@@ -158,7 +169,7 @@ def test_killing_one_server_under_load(fleet: Fleet) -> None:
     # Whether a stream had begun is the answer's to say: at the kill its first byte may be on its way to the client.
     assert broken and all(request.bytes_seen and "[DONE]" not in request.text for request in broken)
 
-    orphan = next(session for session in SESSIONS if homes[session] == 0)
+    orphan = next(session for session in fleet.sessions if homes[session] == 0)
     assert home_of(url, orphan, servers) == 1
     servers[0].start()
     servers[0].wait_until_healthy(servers[0].url)
@@ -171,8 +182,8 @@ def test_killing_one_server_under_load(fleet: Fleet) -> None:
 class Load:
     """Clients who ask one request after the other, whole and streamed, until `stop`; notes what became of each."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.requests, self.over = url, [], threading.Event()
+    def __init__(self, url: str, sessions: list[str]) -> None:
+        self.url, self.sessions, self.requests, self.over = url, sessions, [], threading.Event()
         self.requests: list[Request] = []
         self.seconds: list[float] = []
         self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(CLIENTS)]
@@ -188,7 +199,7 @@ class Load:
             number += 1
             hello = [{"role": "user", "content": f"What is {11 + number % 80} + {12 + client}?"}]
             long = {"max_tokens": 400, "ignore_eos": True} if number % 4 == 0 else {}
-            session = SESSIONS[(client + number) % len(SESSIONS)]
+            session = self.sessions[(client + number) % len(self.sessions)]
             request = Request(self.url, session, chat(hello, stream=(client + number) % 2 == 0, **long))
             self.requests.append(request)
             began = time.monotonic()
@@ -224,7 +235,7 @@ def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
     beating = threading.Thread(target=beat)
     beating.start()
     try:
-        with Load(fleet.url) as traffic:
+        with Load(fleet.url, fleet.sessions) as traffic:
             wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
             hung = [victim.engine()] if what == "engine" else [victim.engine(), *_servers(victim)]
             for process in hung:
