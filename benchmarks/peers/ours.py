@@ -62,7 +62,7 @@ class Engine:
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
-            dtype=dtype, kv_cache_memory_bytes=cached * (layers + 1) * CACHE_BYTES[dtype],
+            dtype=dtype, kv_cache_memory_bytes=cached * (layers + bool(drafts)) * CACHE_BYTES[dtype],
             speculative_config={"method": "mtp", "num_speculative_tokens": drafts} if drafts else None,
         ).llm_engine  # fmt: skip
         self.watch_head(self.runner.model, lambda count: self.chosen[:count])
