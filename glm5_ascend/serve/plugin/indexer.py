@@ -46,7 +46,6 @@ def choose_positions(
     k, weights = indexer.wk_weights_proj(hidden_states)[0].split([dim, indexer.n_head], dim=-1)
     takes_all = metadata.longest <= indexer.topk_tokens  # no scores, so no queries: a tenth of the attention's weights
     q = k.new_empty(len(k), 0, dim) if takes_all else indexer.wq_b(q_c)[0].view(-1, indexer.n_head, dim)  # [T, H, D]
-    scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
     norm, angles = indexer.k_norm, metadata.angles(rotary_emb.cos_sin_cache, positions)
     is_int8, rows = cache.dtype == torch.int8, cache
     if is_int8:  # this step's keys in the model's dtype, quantized below
@@ -59,6 +58,7 @@ def choose_positions(
         caches.write_keys(cache, metadata.slot_mapping, rows[0])
     if takes_all:
         return metadata.all_positions(positions, indexer.topk_tokens)
+    scaled = weights.float() * (dim**-0.5 * indexer.n_head**-0.5)
     if not is_int8:
         return ops.lightning_indexer(q, cache, scaled, metadata.paged, indexer.topk_tokens)
     (queries, q_scale), (keys, k_scale) = ops.quantize_indexer(q), caches.split_keys(cache)

@@ -1,4 +1,4 @@
-"""Linear layers: int8 for an `ascend` checkpoint; the head, and bf16 where torch is slow, by our op."""
+"""Linear layers: int8 for an `ascend` checkpoint; the head, and bf16 where our op is faster."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from glm5_kernels import ops
 
 #: Extra bytes after a weight: the compiled product reads its last row in whole vectors.
 PADDING = 64
+#: Elements of a small bf16 weight, such as a router's. vLLM's product has one thread for a few tokens and packs the
+#: weight before, which only many tokens of a larger weight repay.
+SMALL = 2**22
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
@@ -114,7 +117,7 @@ class _ByOurOp:
 
 
 class Bf16Linear(_ByOurOp, UnquantizedLinearMethod):  # type: ignore[misc]
-    """A bf16 linear layer, multiplied in fp32: for processors where torch and vLLM have only a slow loop for bf16."""
+    """A bf16 linear layer that is small, or multiplied in fp32 where torch and vLLM have only a slow loop for bf16."""
 
 
 class MappedTable(_ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
@@ -122,7 +125,7 @@ class MappedTable(_ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
 
 
 def use_our_products(model: torch.nn.Module) -> None:
-    """Let the embedding and the head stay in the checkpoint's files; multiply bf16 by our op where torch is slow.
+    """Let the embedding and the head stay in the checkpoint's files; multiply bf16 by our op where it is faster.
 
     To be called before the weights are loaded.
     """
@@ -134,8 +137,8 @@ def use_our_products(model: torch.nn.Module) -> None:
             layer.weight.weight_loader = mapped(layer.weight.weight_loader, layer)
             continue
         absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
-        slow = method is UnquantizedLinearMethod and ops.widens_bf16() and layer.weight.dtype == torch.bfloat16
-        if slow and not absorbed:
+        is_bf16 = method is UnquantizedLinearMethod and layer.weight.dtype == torch.bfloat16
+        if is_bf16 and not absorbed and (ops.widens_bf16() or layer.weight.numel() <= SMALL):
             layer.quant_method = Bf16Linear()
 
 

@@ -15,6 +15,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin.experts import use_one_group
 from glm5_ascend.serve.plugin.linear import use_our_norms, use_our_products
 from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
 from glm5_ascend.serve.plugin.mapped_files import Reader, Step, mapped_tensors, read_ahead
@@ -80,6 +81,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         use_our_products(self)
         use_our_norms(self)
+        use_one_group(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
@@ -122,6 +124,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
         use_our_products(self)
         use_our_norms(self)
+        use_one_group(self)
 
     def forward(
         self,

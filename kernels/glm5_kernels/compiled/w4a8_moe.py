@@ -49,7 +49,7 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
     routing = topk_ids.long().contiguous().numpy(), topk_weights.float().contiguous().numpy()
     run_whole(_sort_by_expert, 1, *routing, pairs)
     operands = operands._replace(w13_scale=w13_scale.float().contiguous(), w2_scale=w2_scale.float().contiguous())
-    out = torch.zeros(x.shape, dtype=torch.float32)
+    out = torch.empty(x.shape, dtype=torch.float32).zero_()  # a recording repeats `torch.zeros` by a copy
     if total > MAX_TOKENS and _fills_amx(operands, pairs):
         _one_by_one(operands, pairs, out)
     elif total:
