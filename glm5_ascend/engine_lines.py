@@ -147,3 +147,20 @@ def vllm_ascend_line(version: Version | None) -> EngineLine:
     if version is None:
         return STABLE
     return next((line for line in reversed(VLLM_ASCEND_LINES) if line.release <= version.release[:2]), STABLE)
+
+
+def exchange_buffer_mb(
+    sequences: int, drafts: int, tp: int, ep: int, experts: int, experts_per_token: int, hidden: int
+) -> int:
+    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need: CANN's formula, two buffers.
+
+    Args:
+        sequences: --max-num-seqs of a rank of `tp` dies. ep: dies that share the experts; 1: nothing is sent.
+        hidden: bf16 values of a token, a multiple of 16.
+    """
+    if ep == 1:
+        return 0
+    tokens = min(512, -(-sequences * (drafts + 1) // tp))
+    sent, received = (512 * -(-(2 * hidden + extra) // 512) for extra in (64, 0))
+    nbytes = experts // ep * tokens * ep * sent + (experts_per_token + 1) * tokens * received
+    return -(-2 * nbytes // 2**20)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
+from glm5_ascend.engine_lines import LINES, STABLE, EngineLine, exchange_buffer_mb
 from glm5_ascend.errors import PlanError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.plan.hardware import Hardware
@@ -151,7 +151,7 @@ def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | N
     if "seqs" not in texts:
         decode = replace(decode, sequences=sequences_for(clients / layout.replicas, decode.dp))
     if "buffer_mb" not in texts:
-        decode = replace(decode, buffer_mb=max(200, exchange_buffer_mb(config, decode)))
+        decode = replace(decode, buffer_mb=max(200, needed_buffer_mb(config, decode)))
     if prefill and "tokens" not in texts:
         decode = replace(decode, batched_tokens=decode.sequences * (decode.drafts + 1))
     if prefill and "mtp" not in apart:
@@ -164,16 +164,10 @@ def sequences_for(clients: float, dp: int) -> int:
     return max(1, min(256, math.ceil(clients / dp)))
 
 
-def exchange_buffer_mb(config: ModelConfig, engine: Engine) -> int:
-    """HCCL_BUFFSIZE in MB that dispatch and combine of a decode step need (CANN's formula, two buffers)."""
-    if not engine.expert_parallel or engine.ep == 1:
-        return 0
-    tokens = min(512, math.ceil(engine.sequences * (engine.drafts + 1) / engine.tp))
-    local = config.n_routed_experts // engine.ep
-    row = 2 * config.hidden_size  # rows are aligned to 32 and 512 bytes
-    dispatch = local * tokens * engine.ep * 512 * math.ceil((32 * math.ceil(row / 32) + 64) / 512)
-    combine = (config.num_experts_per_tok + 1) * tokens * 512 * math.ceil(row / 512)
-    return math.ceil(2 * (dispatch + combine) / 2**20)
+def needed_buffer_mb(config: ModelConfig, engine: Engine) -> int:
+    """HCCL_BUFFSIZE in MB of an engine's decode step, by `exchange_buffer_mb`."""
+    sizes = config.n_routed_experts, config.num_experts_per_tok, config.hidden_size
+    return exchange_buffer_mb(engine.sequences, engine.drafts, engine.tp, engine.ep, *sizes)
 
 
 def check_engine(engine: Engine, config: ModelConfig, hardware: Hardware) -> None:

@@ -11,7 +11,7 @@ from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.evidence import cases
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.inputs import Count, Keys, Workload, data_file
-from glm5_ascend.plan.layout import Engine, Layout, exchange_buffer_mb, parse_layout, sequences_for
+from glm5_ascend.plan.layout import Engine, Layout, needed_buffer_mb, parse_layout, sequences_for
 from glm5_ascend.plan.model import PlannedModel, named
 
 PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
@@ -157,7 +157,7 @@ def with_sequences(model: PlannedModel, engine: Engine, sequences: int, prefill:
     """The engine with another --max-num-seqs, and the buffers and batched tokens that it needs."""
     engine = replace(engine, sequences=sequences)
     tokens = sequences * (engine.drafts + 1) if prefill else max(engine.batched_tokens, sequences * (engine.drafts + 1))
-    buffer = max(engine.buffer_mb, exchange_buffer_mb(model.config, engine))
+    buffer = max(engine.buffer_mb, needed_buffer_mb(model.config, engine))
     return replace(engine, batched_tokens=tokens, buffer_mb=buffer)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from glm5_ascend.deploy.rules.variables import bad_variables, number, unknown_variables
-from glm5_ascend.engine_lines import SGLANG_05, STABLE, EngineLine
+from glm5_ascend.engine_lines import SGLANG_05, STABLE, EngineLine, exchange_buffer_mb
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import SPECULATIVE, parsed_flags
 
@@ -63,7 +63,8 @@ def of_command(
     facts["hccl_buffer"] = number(environ, "HCCL_BUFFSIZE", 200)
     facts["abort_timeout"] = number(environ, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
     if "max_num_seqs" in facts:
-        facts["exchange_buffer"] = exchange_buffer(facts, sizes or ModelSizes())
+        ranks = facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]
+        facts["exchange_buffer"] = exchange_buffer_mb(*ranks, *(sizes or ModelSizes())[:3])
     return facts | of_environment(environ, line)
 
 
@@ -189,17 +190,6 @@ def _of_caches(flags: Mapping[str, Any], additional: dict[str, Any]) -> dict[str
         "sfa_c8": keys[0] or dtype == "int8", "li_c8": keys[1] or indexer, "kv_cache_dtype": dtype,
         "old_c8_keys": any(keys), "new_c8_flags": dtype == "int8" or indexer,
     }  # fmt: skip
-
-
-def exchange_buffer(facts: Mapping[str, Any], sizes: ModelSizes) -> int:
-    """HCCL_BUFFSIZE in MB for dispatch and combine of a decode step, by CANN's formula for two buffers."""
-    if not facts["ep"] or facts["ep_size"] == 1:
-        return 0
-    tokens = min(512, -(-facts["max_num_seqs"] * (facts["mtp"] + 1) // facts["tp"]))
-    local = sizes.experts // facts["ep_size"]
-    sent = 512 * -(-(2 * sizes.hidden + 64) // 512)
-    received = (sizes.experts_per_token + 1) * tokens * 2 * sizes.hidden
-    return int(-(-2 * (local * tokens * facts["ep_size"] * sent + received) // 2**20))
 
 
 def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
