@@ -183,7 +183,7 @@ class Load:
     """Clients who ask one request after the other, whole and streamed, until `stop`; notes what became of each."""
 
     def __init__(self, url: str, sessions: list[str]) -> None:
-        self.url, self.sessions, self.requests, self.over = url, sessions, [], threading.Event()
+        self.url, self.sessions, self.over = url, sessions, threading.Event()
         self.requests: list[Request] = []
         self.seconds: list[float] = []
         self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(CLIENTS)]
