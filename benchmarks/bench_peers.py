@@ -9,7 +9,8 @@ in Q8_0 and Q4_0. What is there is not made again. A peer that cannot be built i
 
 First all engines must compute the same function. Then rounds take turns, one process at a time; every process decodes
 with one request from each context, with --batches requests from the first one, and takes the prompts. `without the
-head` ends before the product with the vocabulary, which is 1/20 of the real model and half of this one. Contexts are
+head` is the time of the layers: the product with the vocabulary is 1/20 of the real model and half of this one. It is
+without vLLM's scheduler and sampler, too, which the peers lack and which do not grow with the layers. Contexts are
 allocated without being computed. A prompt comes after a shorter one, as in a server. With MTP as many drafts are
 accepted as a healthy GLM-5 accepts. The speed of all 78 layers is calculated from the times of these. Exit 1 if a check
 fails.

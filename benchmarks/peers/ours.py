@@ -39,7 +39,8 @@ class Engine:
     Attributes:
         load: seconds in which the weights were loaded.
         logits: of the last step, [requests, vocabulary].
-        head, draft: seconds of the heads, and of the MTP layer without its head, since they were set to 0.
+        body, head, draft: seconds of the layers, of the heads, and of the MTP layer without its head, since they were
+            set to 0.
         chosen, proposed: ids of the next step, and drafts after it; empty: the model's own.
     """
 
@@ -48,8 +49,8 @@ class Engine:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         load_model, engine = CPUModelRunner.load_model, self
-        self.head, self.draft, self.chosen = 0.0, 0.0, list[int]()
-        self.proposed = list[int]()
+        self.body, self.head, self.draft = 0.0, 0.0, 0.0
+        self.chosen, self.proposed = list[int](), list[int]()
 
         def timed(runner: Any, *arguments: Any, **keywords: Any) -> None:
             began = time.perf_counter()
@@ -66,6 +67,15 @@ class Engine:
             speculative_config={"method": "mtp", "num_speculative_tokens": drafts} if drafts else None,
         ).llm_engine  # fmt: skip
         self.watch_head(self.runner.model, lambda count: self.chosen[:count])
+        forward = self.runner.model.forward
+
+        def timed_forward(*arguments: Any, **keywords: Any) -> Any:
+            began = time.perf_counter()
+            hidden = forward(*arguments, **keywords)
+            self.body += time.perf_counter() - began
+            return hidden
+
+        self.runner.model.forward = timed_forward
         if drafts:
             self.watch_head(self.runner.drafter.model, lambda count: [self.proposed.pop(0)] if self.proposed else [])
             propose = self.runner.drafter.propose
@@ -130,19 +140,19 @@ class Engine:
         return names
 
     def decode(self, ids: list[int], batch: int, context: int, steps: int) -> dict[str, list[float]]:
-        """ms of each step, and of its part before the head."""
+        """ms of each step, and of its layers."""
         names = self.fill([ids[:context]] * batch, WARM + steps + 64)
         whole, body = list[float](), list[float]()
         for step in range(WARM + steps):
             self.chosen = [ids[(step * batch + row) % len(ids)] for row in range(batch)]
-            self.head, began = 0.0, time.perf_counter()
+            self.body, began = 0.0, time.perf_counter()
             outputs = self.engine.step()
             spent = time.perf_counter() - began
             if len(outputs) != batch:
                 raise SystemExit(f"{len(outputs)} requests of {batch} made a token in a step")
             if step >= WARM:
                 whole.append(1e3 * spent)
-                body.append(1e3 * (spent - self.head))
+                body.append(1e3 * self.body)
         self.chosen = []
         self.engine.abort_request(names)
         while self.engine.has_unfinished_requests():
@@ -152,22 +162,22 @@ class Engine:
     def decode_drafts(
         self, ids: list[int], drafts: int, length: float, context: int, steps: int
     ) -> dict[str, list[float]]:
-        """Of each step with drafts: its tokens, its ms, and those of the main layers, the MTP layer and the heads."""
+        """Of each step with drafts: its tokens, its ms, and those of the main layers, the MTP layer and the rest."""
 
         def wanted(step: int) -> list[int]:
             return [ids[(step * (drafts + 1) + row) % len(ids)] for row in range(drafts + 1)]
 
         (name,) = self.fill([ids[:context]], (WARM + steps) * (drafts + 1) + 64)
-        parts: dict[str, list[float]] = {key: [] for key in ("tokens", "ms", "body_ms", "draft_ms", "head_ms")}
+        parts: dict[str, list[float]] = {key: [] for key in ("tokens", "ms", "body_ms", "draft_ms", "rest_ms")}
         made = 1
         for step in range(WARM + steps):
             self.chosen, following = wanted(step), wanted(step + 1)
             accepted = int((step + 2) * (length - 1)) - int((step + 1) * (length - 1))
             self.proposed = [token if row < accepted else token ^ 1 for row, token in enumerate(following[:drafts])]
-            self.head, self.draft, began = 0.0, 0.0, time.perf_counter()
+            self.body, self.head, self.draft, began = 0.0, 0.0, 0.0, time.perf_counter()
             (output,) = self.engine.step()
             spent, count = time.perf_counter() - began, len(output.outputs[0].token_ids)
-            values = count - made, spent, spent - self.head - self.draft, self.draft, self.head
+            values = count - made, spent, self.body, self.draft, spent - self.body - self.draft
             made = count
             if step >= WARM:
                 for (key, some), value in zip(parts.items(), values, strict=True):

@@ -152,10 +152,10 @@ def whole_model_table(
             bare.append(f"{1e3 / layers:.3f}")
         for drafts in args.mtp:
             key = MTP, threads, with_drafts(args, drafts)
-            body, draft, head = (results.median(*key, name) or math.nan for name in ("body_ms", "draft_ms", "head_ms"))
+            body, draft, rest = (results.median(*key, name) or math.nan for name in ("body_ms", "draft_ms", "rest_ms"))
             layers, made = body * times[drafts] + draft, 1e3 * tokens_per_step(drafts, None)
-            plain.append(f"{made / (layers + head):.3f}")
-            bare.append(f"{made / layers:.3f} (4 layers {body:.0f}, MTP {draft:.0f}, heads {head:.0f} ms)")
+            plain.append(f"{made / (layers + rest):.3f}")
+            bare.append(f"{made / layers:.3f} (4 layers {body:.0f}, MTP {draft:.0f}, the rest {rest:.0f} ms)")
         rows += [f"| one request | {threads} | {' | '.join(plain)} |"]
         rows += [f"| without the head | {threads} | {' | '.join(bare)} |"]
     return rows
