@@ -15,8 +15,6 @@ from glm5_kernels.ops import PER_TOKEN, ExpertWeights, LinearWeights, PagedBatch
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 EXPERTS, PER_EXPERT = 24, 2048
-#: Up to so many tokens probabilities stay fp32, as in a decode step of the server on a CPU.
-DECODE_TOKENS = 16
 FLOATS, INTEGERS = (torch.float32, torch.bfloat16), (torch.int8,)
 
 
@@ -98,16 +96,13 @@ def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, .
 
 
 def attention(requests: int, tokens: int, context: int) -> Case:
-    """Probabilities of a few tokens stay fp32, as in a decode step of the server on a CPU."""
-    *operands, where, scale, _ = attention_operands(requests, tokens, context)
-    count = requests * tokens
+    operands = attention_operands(requests, tokens, context)
     keys = requests * tokens * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
     bytes_read = 2.0 * keys * (RANK + ROPE)
-    arguments = *operands, where, scale, count > DECODE_TOKENS
-    return Case("sparse_flash_attention", shape, arguments, relative, 1e-2, bytes_read, [scores, values])
+    return Case("sparse_flash_attention", shape, operands, relative, 1e-2, bytes_read, [scores, values])
 
 
 def linear(n: int, k: int) -> LinearWeights:

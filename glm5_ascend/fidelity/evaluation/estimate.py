@@ -14,6 +14,7 @@ from glm5_ascend.fidelity.evaluation.stored_model import ATTENTION, MLP, VOCABUL
 from glm5_ascend.fidelity.prediction import Prediction
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
+from glm5_ascend.model.weights import fp32_linear
 from glm5_ascend.quantize.estimate.memory import IMPORTS, forward_bytes
 from glm5_ascend.quantize.estimate.time import SHARED, attention_columns, one_thread, read_rate, timed
 
@@ -52,7 +53,7 @@ class _Work:
         c = self.config
         main = [self._layer(layer) for layer in range(c.num_hidden_layers)]
         rows, table = min(VOCABULARY_BLOCK, c.vocab_size), c.vocab_size * c.hidden_size
-        reading, product = _rates(lambda x: x @ self.model.head(0, rows).T, rows, c.hidden_size)
+        reading, product = _rates(lambda x: fp32_linear(x, self.model.head(0, rows)), rows, c.hidden_size)
         head = table * (reading + self.tokens * product), table * self._disk
         if not drafts or not c.num_nextn_predict_layers:
             return [*main, head]

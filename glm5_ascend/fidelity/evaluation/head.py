@@ -13,6 +13,7 @@ import torch
 
 from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.model.weights import fp32_linear
 
 #: Tokens whose logits over one block of the vocabulary are in memory at a time, in each thread.
 ROWS = 1024
@@ -94,7 +95,7 @@ def softmax_of(
     def block_sums(rows: tuple[int, int]) -> BlockSums:
         head = model.head(*rows, mtp)
         pieces = zip(normed.split(ROWS), ids.split(ROWS), strict=True)
-        return _joined([_block_sums(x @ head.T, of_ids, rows[0])[0] for x, of_ids in pieces])
+        return _joined([_block_sums(fp32_linear(x, head), of_ids, rows[0])[0] for x, of_ids in pieces])
 
     for block in in_order(workers, block_sums, model.head_blocks()):
         softmax.add(block)
@@ -119,7 +120,7 @@ def divergence(
         heads = [model.head(*rows) for model in models]
         sums, others, crosses = [], [], []
         for x, y, of_ids in zip(normed[0].split(ROWS), normed[1].split(ROWS), ids.split(ROWS), strict=True):
-            a, b = x @ heads[0].T, y @ heads[1].T
+            a, b = fp32_linear(x, heads[0]), fp32_linear(y, heads[1])
             newer, weight = _block_sums(a, of_ids, rows[0])
             sums.append(newer)
             others.append(_block_sums(b, of_ids, rows[0])[0])

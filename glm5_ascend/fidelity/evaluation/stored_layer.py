@@ -9,6 +9,7 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.workers import Workers, in_order
+from glm5_ascend.model.weights import fp32_linear
 from glm5_kernels import ops
 
 #: Weights that are widened to fp32 together: they stay in a processor's cache until they are multiplied.
@@ -67,11 +68,11 @@ class StoredLayer:
         if scheme != schemes.FLOAT:
             return self.quantized_linear(module, scheme, x)
         if f"{name}.weight" in self._floats:
-            return x @ self._floats[f"{name}.weight"].T
+            return fp32_linear(x, self._floats[f"{name}.weight"])
         shape = self.files.shape(f"{module}.weight")
         out = torch.empty(*x.shape[:-1], shape[0])
         for start, stop in _blocks(shape):
-            out[..., start:stop] = x @ self.files.read_rows(f"{module}.weight", start, stop).float().T
+            out[..., start:stop] = fp32_linear(x, self.files.read_rows(f"{module}.weight", start, stop).float())
         return out
 
     def scheme(self, name: str) -> str:

@@ -29,6 +29,7 @@ from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config_file import load_config, read_config
 from glm5_ascend.model.spec import Linear
+from glm5_ascend.model.weights import fp32_linear
 
 #: Rows of the head that are in memory at a time, in each thread.
 VOCABULARY_BLOCK = 1024
@@ -144,7 +145,7 @@ class StoredModel:
         for layer in range(self.config.num_hidden_layers):
             walk.step(layer)
         normed = self.final_norm(walk.hidden)
-        logits = torch.cat([normed @ self.head(*rows).T for rows in self.head_blocks()], dim=-1)
+        logits = torch.cat([fp32_linear(normed, self.head(*rows)) for rows in self.head_blocks()], dim=-1)
         return list(logits.split([len(sequence) for sequence in sequences]))
 
 
