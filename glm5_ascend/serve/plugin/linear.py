@@ -18,8 +18,8 @@ from glm5_kernels import ops
 
 #: Extra bytes after a weight: the compiled product reads its last row in whole vectors.
 PADDING = 64
-#: Elements of a small bf16 weight, such as a router's. vLLM's product has one thread for a few tokens and packs the
-#: weight before, which only many tokens of a larger weight repay.
+#: Elements of a bf16 weight that is small, such as a router's: vLLM multiplies it in one thread in a step of few tokens
+#: (`share_cores`), and what many tokens gain by its packed copy is little.
 SMALL = 2**22
 
 
