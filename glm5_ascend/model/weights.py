@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-
 #: True if torch has oneDNN's products in fp32, on x86: elsewhere it has other libraries.
 _ONEDNN = (
     platform.machine() == "x86_64"
