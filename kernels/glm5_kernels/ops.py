@@ -38,11 +38,11 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
     "LinearWeights", "NotRecordableError", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round",
-    "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear", "lightning_indexer",
-    "lightning_indexer_quant", "mla_preprocess", "new_recording", "pack_latents", "parity", "quantize_indexer",
-    "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows", "share_cores",
+    "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear",
+    "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "new_recording", "pack_latents", "parity",
+    "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows", "share_cores",
     "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "vectorized",
-    "w4a8_moe", "widens_bf16", "write_rows",
+    "w4a8_moe", "write_rows",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -89,13 +89,13 @@ def share_cores(tokens: int) -> None:
         threads.share_cores(tokens)
 
 
-def widens_bf16() -> bool:
-    """True if `int8_linear` multiplies an unquantized bf16 weight in fp32, because torch has no fast bf16 product."""
+def fast_bf16_elements() -> int:
+    """Elements of an unquantized bf16 weight, at most, which `int8_linear` multiplies faster than vLLM on this CPU."""
     if choose("int8_linear").implementation != "cpu":
-        return False
+        return 0
     from glm5_kernels.compiled import bf16_linear
 
-    return not bf16_linear.ONEDNN_MULTIPLIES
+    return bf16_linear.MOST_ELEMENTS
 
 
 def new_recording() -> Any:

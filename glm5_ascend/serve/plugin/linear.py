@@ -18,9 +18,6 @@ from glm5_kernels import ops
 
 #: Extra bytes after a weight: the compiled product reads its last row in whole vectors.
 PADDING = 64
-#: Elements of a bf16 weight that is small, such as a router's: vLLM multiplies it in one thread in a step of few tokens
-#: (`share_cores`), and what many tokens gain by its packed copy is little.
-SMALL = 2**22
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
@@ -117,7 +114,7 @@ class _ByOurOp:
 
 
 class Bf16Linear(_ByOurOp, UnquantizedLinearMethod):  # type: ignore[misc]
-    """A bf16 linear layer that is small, or multiplied in fp32 where torch and vLLM have only a slow loop for bf16."""
+    """A bf16 linear layer by our op: a small one, or all where torch and vLLM have only a slow loop for bf16."""
 
 
 class MappedTable(_ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
@@ -138,7 +135,7 @@ def use_our_products(model: torch.nn.Module) -> None:
             continue
         absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
         is_bf16 = method is UnquantizedLinearMethod and layer.weight.dtype == torch.bfloat16
-        if is_bf16 and not absorbed and (ops.widens_bf16() or layer.weight.numel() <= SMALL):
+        if is_bf16 and not absorbed and layer.weight.numel() <= ops.fast_bf16_elements():
             layer.quant_method = Bf16Linear()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+import sys
 
 import torch
 from torch.nn.functional import linear
 
 from glm5_kernels.compiled.processor import features
+from glm5_kernels.compiled.simd import PAIRS
 
 #: True if torch multiplies bf16 by oneDNN on this CPU: on x86 with AVX-512, on ARM with bf16 instructions.
 ONEDNN_MULTIPLIES: bool = (
@@ -15,6 +17,10 @@ ONEDNN_MULTIPLIES: bool = (
     and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     and ("avx512f" in features() or platform.machine() != "x86_64")
 )
+#: Elements of a weight up to which these products and those of `bf16_rows` are faster than vLLM's: all where torch has
+#: a loop. vLLM multiplies a small one, such as a router's, in one thread in a step of few tokens (`share_cores`), and
+#: what many tokens gain by its packed copy is little.
+MOST_ELEMENTS: int = sys.maxsize if not ONEDNN_MULTIPLIES else 2**22 if PAIRS else 0
 #: Elements of a weight that are converted to fp32 at a time: 2 MiB, which stay in a cache.
 _ELEMENTS = 2**19
 
