@@ -85,6 +85,7 @@ def test_greedy_answers_and_the_end_of_all_processes(rotated_checkpoint: Path, r
         two = sorted(json.loads(post(url, request))["choices"], key=lambda choice: choice["index"])
         assert 'spec_decode_num_accepted_tokens_total{engine="0"' in urlopen(f"{url}/metrics").read().decode()
         ranks = [member for member in family if "Worker_TP" in member.name()]
+        ranks.sort(key=psutil.Process.create_time)  # numbers of processes start again after the largest
         assert len(ranks) == 2
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(post, url, {"prompt": "1 2 3", "max_tokens": 1500, "ignore_eos": True})
