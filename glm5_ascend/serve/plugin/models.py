@@ -65,6 +65,13 @@ def read_weights(
     return fits
 
 
+def use_our_ops(model: torch.nn.Module) -> None:
+    """Replace vLLM's products, norms and routing where ours are faster; to be called before the weights are loaded."""
+    use_our_products(model)
+    use_our_norms(model)
+    use_one_group(model)
+
+
 class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """The target model. A rotated checkpoint's `rot.weight` is used by the draft model only."""
 
@@ -79,9 +86,7 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         self.is_eager: bool = vllm_config.model_config.enforce_eager
         self.recorded: RecordedSteps | None = None
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        use_our_products(self)
-        use_our_norms(self)
-        use_one_group(self)
+        use_our_ops(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
@@ -122,9 +127,7 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
-        use_our_products(self)
-        use_our_norms(self)
-        use_one_group(self)
+        use_our_ops(self)
 
     def forward(
         self,
