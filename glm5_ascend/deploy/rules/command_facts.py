@@ -63,8 +63,8 @@ def of_command(
     facts["hccl_buffer"] = number(environ, "HCCL_BUFFSIZE", 200)
     facts["abort_timeout"] = number(environ, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
     if "max_num_seqs" in facts:
-        ranks = facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]
-        facts["exchange_buffer"] = exchange_buffer_mb(*ranks, *(sizes or ModelSizes())[:3])
+        ranks, model = (facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]), sizes or ModelSizes()
+        facts["exchange_buffer"] = exchange_buffer_mb(*ranks, model.experts, model.experts_per_token, model.hidden)
     return facts | of_environment(environ, line)
 
 
