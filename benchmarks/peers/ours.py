@@ -39,8 +39,8 @@ class Engine:
     Attributes:
         load: seconds in which the weights were loaded.
         logits: of the last step, [requests, vocabulary].
-        body, head, draft: seconds of the layers, of the heads, and of the MTP layer without its head, since they were
-            set to 0.
+        body, draft: seconds of the layers, and of the MTP layer without its head, since they were set to 0.
+        head: seconds of all heads.
         chosen, proposed: ids of the next step, and drafts after it; empty: the model's own.
     """
 
@@ -174,7 +174,7 @@ class Engine:
             self.chosen, following = wanted(step), wanted(step + 1)
             accepted = int((step + 2) * (length - 1)) - int((step + 1) * (length - 1))
             self.proposed = [token if row < accepted else token ^ 1 for row, token in enumerate(following[:drafts])]
-            self.body, self.head, self.draft, began = 0.0, 0.0, 0.0, time.perf_counter()
+            self.body, self.draft, began = 0.0, 0.0, time.perf_counter()
             (output,) = self.engine.step()
             spent, count = time.perf_counter() - began, len(output.outputs[0].token_ids)
             values = count - made, spent, self.body, self.draft, spent - self.body - self.draft
