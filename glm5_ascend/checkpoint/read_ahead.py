@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from glm5_ascend.files.cgroups import available_memory
+
 Item = TypeVar("Item")
-#: Bytes asked for before they are needed: they take memory that the system can give away.
-AHEAD = 2**29
+#: Bytes asked for before they are needed, at most, and as a share of the memory that is available: the system can give
+#: away what they take, but then reads them twice.
+AHEAD, SHARE = 2**32, 0.25
 
 
 class Files(Protocol):
@@ -18,7 +21,7 @@ class Files(Protocol):
 
 
 class ReadAhead(Generic[Item]):
-    """Iterates over `items` once; reading starts when the object is made and stays about `AHEAD` bytes ahead.
+    """Iterates over `items` once; reading starts when the object is made and stays some bytes ahead, see `AHEAD`.
 
     Args:
         names: gives the full names of an item's tensors.
@@ -27,7 +30,7 @@ class ReadAhead(Generic[Item]):
     def __init__(self, files: Files, items: Iterable[Item], names: Callable[[Item], Iterable[str]]) -> None:
         self._files, self._items, self._names = files, iter(items), names
         self._waiting: deque[tuple[Item, int]] = deque()
-        self._size = 0
+        self._size, self._most = 0, max(1, min(AHEAD, int(SHARE * available_memory())))
         self._fill()
 
     def __iter__(self) -> Iterator[Item]:
@@ -38,9 +41,9 @@ class ReadAhead(Generic[Item]):
             yield item
 
     def _fill(self) -> None:
-        for item in self._items if self._size < AHEAD else ():
+        for item in self._items if self._size < self._most else ():
             size = sum(map(self._files.read_ahead, self._names(item)))
             self._waiting.append((item, size))
             self._size += size
-            if self._size >= AHEAD:
+            if self._size >= self._most:
                 break

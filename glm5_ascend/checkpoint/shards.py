@@ -12,7 +12,10 @@ import os
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -157,7 +160,21 @@ class Shard:
     def read_ahead(self, entry: TensorEntry, start: int, stop: int) -> int:
         """Ask the system to read elements `start` to `stop` into its cache meanwhile; returns their bytes."""
         size = entry.dtype.itemsize
-        # What cannot be read is said by `read_span`. macOS has no posix_fadvise.
-        with suppress(OSError, AttributeError), self.path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), entry.start + start * size, (stop - start) * size, os.POSIX_FADV_WILLNEED)
+        _requests(os.getpid()).put((self.path, entry.start + start * size, (stop - start) * size))
         return (stop - start) * size
+
+
+@cache
+def _requests(_: int) -> SimpleQueue[tuple[Path, int, int]]:
+    """The (file, offset, bytes) that a thread of this process asks for: whoever asks waits while the disk is busy."""
+    requests: SimpleQueue[tuple[Path, int, int]] = SimpleQueue()
+
+    def ask() -> None:
+        while True:
+            path, offset, size = requests.get()
+            # What cannot be read is said by `read_span`. macOS has no posix_fadvise.
+            with suppress(OSError, AttributeError), path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+
+    Thread(target=ask, name="read-ahead", daemon=True).start()
+    return requests

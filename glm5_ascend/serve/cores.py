@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve import cgroups
+from glm5_ascend.files import cgroups
 
 #: vLLM's variable for the CPUs of its workers, e.g. 0-3, or 0-3|4-7 for two; unset: `physical_cores`.
 BIND = "VLLM_CPU_OMP_THREADS_BIND"

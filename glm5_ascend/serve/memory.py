@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve import cgroups
+from glm5_ascend.files.cgroups import available_memory
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.tensor_parallel import ranks_of
 
@@ -78,7 +76,7 @@ def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     drafts, ranks = bool(value_of(command.argv, "--speculative-config")), ranks_of(command.argv)
     copied = _copied(checkpoint.config, drafts, ranks) if checkpoint.types else weights
     working = _working(checkpoint.config, command, ranks)
-    return Memory(weights, min(copied, weights), ranks * cache_bytes(command), working, available())
+    return Memory(weights, min(copied, weights), ranks * cache_bytes(command), working, available_memory())
 
 
 def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[str, str]:
@@ -116,21 +114,6 @@ def _token_bytes(config: Mapping[str, Any], flags: Sequence[str]) -> int:
     row = size("kv_lora_rank") + size("qk_rope_head_dim") + size("index_head_dim")
     layers = size("num_hidden_layers") + size("num_nextn_predict_layers")
     return max(1, (4 if dtype in ("float32", "float") else 2) * row * layers)
-
-
-def available() -> int:
-    """Bytes that new processes may take: of the machine, and of each control group above this process."""
-    return min([psutil.virtual_memory().available, *_left_in_cgroups()])
-
-
-def _left_in_cgroups() -> Iterator[int]:
-    """Limit minus use, where a group has a limit; its cache of files can be given back."""
-    files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for first_version, (limit, used, stat) in cgroups.limits("memory", *((*names, "memory.stat") for names in files)):
-        prefix, rows = "total_" if first_version else "", dict(line.split() for line in stat.splitlines())
-        if limit != "max":
-            cached = int(rows[f"{prefix}inactive_file"]) + int(rows[f"{prefix}active_file"])
-            yield max(0, int(limit) - int(used) + cached)
 
 
 def _copied(config: Mapping[str, Any], drafts: bool, ranks: int) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from glm5_ascend.errors import CheckpointError, ConfigError, Glm5Error, MissingEnvironmentError
-from glm5_ascend.serve import cgroups, cores, launch, servable, serve
+from glm5_ascend.files import cgroups
+from glm5_ascend.serve import cores, launch, servable, serve
 from glm5_ascend.serve.flags import value_of
 from tests.support.command import in_process
 from tests.support.tiny_model import tiny_config, write_tiny_model

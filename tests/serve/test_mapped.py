@@ -69,10 +69,10 @@ def test_files_that_fit_are_read_at_once(
 ) -> None:
     """Weights in files and the cache must fit together; the draft model follows the target."""
     tensor = load(directory, "whole")
-    monkeypatch.setattr(mapped_files, "available", lambda: tensor.nbytes + 1000 + fits)
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: tensor.nbytes + 1000 + fits)
     assert mapped_files.read_ahead(directory, [tensor, torch.ones(10**6)], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
-    monkeypatch.setattr(mapped_files, "available", lambda: 10**12)
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: 10**12)
     assert mapped_files.read_ahead(directory, [tensor]) == fits
     assert capfd.readouterr().err == ("" if fits else 2 * f"{FROM_DISK}\n")
 
@@ -150,7 +150,7 @@ def test_what_does_not_fit_makes_room(
     cold: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights of every token stay as far as they fit into a third of the memory; experts leave after their step."""
-    monkeypatch.setattr(mapped_files, "available", lambda: 3 * 2**25 + 2**20)
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: 3 * 2**25 + 2**20)
     first, last = steps(cold, tmp_path)
     first()
     last()

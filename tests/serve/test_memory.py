@@ -11,7 +11,8 @@ import pytest
 
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve import cgroups, launch, memory
+from glm5_ascend.files import cgroups
+from glm5_ascend.serve import launch, memory
 from glm5_ascend.serve.flags import ServerCommand
 from tests.serve.test_launch import CONFIG
 
@@ -37,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def need(directory: Path, available: int, monkeypatch: pytest.MonkeyPatch, *flags: str, **env: str) -> memory.Memory:
-    monkeypatch.setattr(memory, "available", lambda: available)
+    monkeypatch.setattr(memory, "available_memory", lambda: available)
     return memory.memory_of(summarize(directory), ServerCommand(env, ["serve", *flags]))
 
 
@@ -88,7 +89,7 @@ def test_context_and_cache_by_what_is_left(
     """A context in half of what the weights leave, a cache for two; a token of GLM-5 takes 111 kB in the 79 layers."""
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     working = need(directory, 0, monkeypatch, *flags).working
-    monkeypatch.setattr(memory, "available", lambda: SIZE + working + int(left_gb * 1e9))
+    monkeypatch.setattr(memory, "available_memory", lambda: SIZE + working + int(left_gb * 1e9))
     limits = memory.default_limits(summarize(directory), flags)
     assert limits.pop("--max-model-len") == str(context)
     sizes = [int(size) / 1e9 for size in limits.values()]
@@ -105,7 +106,7 @@ def test_serve_refuses_before_it_starts(directory: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
     checkpoint, started = summarize(directory), []
     for available in (10**9, 10**12):
-        monkeypatch.setattr(memory, "available", lambda available=available: available)
+        monkeypatch.setattr(memory, "available_memory", lambda available=available: available)
         try:
             launch.launch(checkpoint, (), host=None, port=None, dry_run=False, start=started.append)
         except MissingEnvironmentError as error:
@@ -134,5 +135,5 @@ def test_limits_of_control_groups(
     (tmp_path / "cgroup").write_text(f"9:cpu:/x\n{'4:memory' if version == 1 else '0:'}:/{path}\n")
     monkeypatch.setattr(cgroups, "_ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "_OWN", tmp_path / "cgroup")
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))
-    assert memory.available() == left
+    monkeypatch.setattr(cgroups.psutil, "virtual_memory", lambda: type("", (), {"available": 10**15}))
+    assert cgroups.available_memory() == left

@@ -10,7 +10,8 @@ import ast
 import hashlib
 import inspect
 import sysconfig
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 #: One source file in this many is held out.
@@ -19,37 +20,28 @@ SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turt
 MIN_CHARS, MAX_CHARS = 160, 6000
 
 
+@cache
 def documents(held_out: bool) -> list[str]:
     """The held-out or the training documents of the running Python, sorted by name, each of 160 to 6000 characters."""
-    return [text for name, text in _all_documents() if _is_held_out(name) == held_out]
+    from pydoc_data.topics import topics
+
+    texts = {f"topics/{name}": text for name, text in topics.items() if _is_held_out(f"topics/{name}") == held_out}
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        if SKIPPED_FOLDERS.isdisjoint(relative.parts) and _is_held_out(str(relative)) == held_out:
+            with suppress(SyntaxError, ValueError):  # a few files of the standard library are broken on purpose
+                texts[str(relative)] = _docstrings(path)
+    pieces: list[str] = []
+    for _, text in sorted(texts.items()):
+        whole = text.strip()
+        pieces += (whole[start : start + MAX_CHARS] for start in range(0, len(whole), MAX_CHARS))
+    return [piece for piece in pieces if len(piece) >= MIN_CHARS and piece.isascii()]
 
 
 def stable_hash(text: str) -> int:
     """A hash that is the same in every process and on every machine (`hash()` is salted)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-@lru_cache(maxsize=1)
-def _all_documents() -> tuple[tuple[str, str], ...]:
-    from pydoc_data.topics import topics
-
-    texts = {f"topics/{name}": text for name, text in topics.items()}
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if SKIPPED_FOLDERS.isdisjoint(relative.parts):
-            try:
-                texts[str(relative)] = _docstrings(path)
-            except (SyntaxError, ValueError):  # a few files of the standard library are broken on purpose
-                continue
-    pieces: list[tuple[str, str]] = []
-    for name in sorted(texts):
-        text = texts[name].strip()
-        for number, start in enumerate(range(0, len(text), MAX_CHARS)):
-            piece = text[start : start + MAX_CHARS]
-            if len(piece) >= MIN_CHARS and piece.isascii():
-                pieces.append((f"{name}#{number}", piece))
-    return tuple(pieces)
 
 
 def _docstrings(path: Path) -> str:
@@ -64,6 +56,5 @@ def _docstrings(path: Path) -> str:
     return "\n\n".join(text for _, text in sorted(docstrings))
 
 
-def _is_held_out(document: str) -> bool:
-    file = document.split("#")[0]  # all pieces of one file are on the same side
+def _is_held_out(file: str) -> bool:
     return stable_hash("text:" + file) % HELD_OUT_SHARE == 0

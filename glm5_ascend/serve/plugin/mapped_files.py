@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.serve.memory import FROM_DISK, available
+from glm5_ascend.files.cgroups import available_memory
+from glm5_ascend.serve.memory import FROM_DISK
 
 #: Linux's madvise: nothing around is used; read soon; huge pages where the file system has them; take out of memory;
 #: read now (5.14 and later).
@@ -73,7 +74,7 @@ def read_ahead(
         _madvise()(start, size, _MADV_HUGEPAGE)
     files = [weight for weight in weights if weight.numel() and _inside(mappings, weight)]
     parts = [weight if weight.is_contiguous() else weight.chunk(ranks)[rank] for weight in files]
-    fit = ranks * (sum(map(_extent, parts)) + cache_bytes) < available() and directory not in _FROM_DISK
+    fit = ranks * (sum(map(_extent, parts)) + cache_bytes) < available_memory() and directory not in _FROM_DISK
     if fit:
         for part in parts:
             _advise(part, _MADV_POPULATE_READ)
@@ -92,7 +93,7 @@ class Reader:
     """
 
     def __init__(self, directory: Path, ranks: int = 1) -> None:
-        self._mappings, self._share = sorted(_mappings(directory.resolve())), available() // (3 * ranks)
+        self._mappings, self._share = sorted(_mappings(directory.resolve())), available_memory() // (3 * ranks)
         for start, size in self._mappings:
             # RANDOM: a huge page, and nothing behind it. Where there are none it would be a small page.
             if not _madvise()(start, size, _MADV_HUGEPAGE):
