@@ -46,18 +46,19 @@ print(json.dumps({"command": "read", "gb_s": 2**30 / min(times) / 1e9}))
 
 
 def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
-    """Bytes that a step of one request reads of our checkpoint, by the planner: of `layers`, `head` and `MTP`.
+    """Bytes that a step of one request reads of our checkpoint, by the planner: of `layers`, `MTP`, and every `head`.
 
     Args:
         drafts: tokens that the MTP layer drafts for a step, which the step then verifies.
     """
-    hardware, layout, names = load_hardware("a3"), Layout(tp=1, drafts=drafts), ("layers", "head", "MTP")
-    verified, draft = (StepLoad(tokens=tokens, requests=1, context=512) for tokens in (1.0 + drafts, 1.0))
-    sizes = dict.fromkeys(names, 0.0)
-    for operator in step_operators(model, hardware, layout, verified):
+    hardware, layout, tokens = load_hardware("a3"), Layout(tp=1, drafts=drafts), 1.0 + drafts
+    sizes = dict.fromkeys(("layers", "head", "MTP"), 0.0)
+    for operator in step_operators(model, hardware, layout, StepLoad(tokens, requests=1, context=512)):
         sizes["head" if operator.name == "head" else "layers"] += operator.nbytes
-    for operator in draft_operators(model, hardware, layout, draft) if drafts else ():
-        sizes["MTP"] += drafts * operator.nbytes
+    for number in range(drafts):  # the first one runs over all tokens of the step
+        draft = StepLoad(tokens if number == 0 else 1.0, requests=1, context=512)
+        for operator in draft_operators(model, hardware, layout, draft):
+            sizes["head" if operator.name == "head" else "MTP"] += operator.nbytes
     return sizes
 
 
@@ -194,10 +195,8 @@ def main() -> int:
         results = measure(args, engines, kt)
         # Of 256 experts the tokens of a step choose more different ones than of 32.
         few = from_directory(models.with_mtp(args.work) if args.mtp else models.quantized(args.work))
-        times = {
-            drafts: planned_bytes(named("glm-5", "w4a8"), drafts)["layers"] / planned_bytes(few, drafts)["layers"]
-            for drafts in (0, *args.mtp)
-        }
+        times = {drafts: report.ratios(planned_bytes(named("glm-5", "w4a8"), drafts), planned_bytes(few, drafts))
+                 for drafts in (0, *args.mtp)}  # fmt: skip
         tables += report.tables(args, results, engines, real_model(), times)
         if args.json:
             answers = [[*key, rounds] for key, rounds in results.answers.items()]

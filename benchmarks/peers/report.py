@@ -132,13 +132,18 @@ def with_drafts(args: argparse.Namespace, drafts: int) -> str:
     return f"mtp:{drafts}:{tokens_per_step(drafts, None):.2f}:{args.contexts[0]}:{STEPS}"
 
 
+def ratios(whole: dict[str, float], few: dict[str, float]) -> dict[str, float]:
+    """The bytes of GLM-5 over those of the measured model, of `layers` and `MTP`; 0 where that has none."""
+    return {name: whole[name] / few[name] if few[name] else 0.0 for name in ("layers", "MTP")}
+
+
 def whole_model_table(
-    args: argparse.Namespace, results: Results, engines: dict[str, Engine], times: dict[int, float]
+    args: argparse.Namespace, results: Results, engines: dict[str, Engine], times: dict[int, dict[str, float]]
 ) -> list[str]:
     """Tokens/s of all layers of GLM-5, with and without the heads, by the measured times of a few layers.
 
     Args:
-        times: bytes of GLM-5's layers over those of our measured ones, by draft tokens.
+        times: the `ratios` of our models, by draft tokens.
     """
     names = [*engines, *(f"{MTP}, {drafts} draft(s)" for drafts in args.mtp)]
     rows = [f"| GLM-5, tokens/s | threads | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
@@ -147,13 +152,14 @@ def whole_model_table(
         for name, engine in engines.items():
             key = name, threads, f"decode:1:{args.contexts[0]}:{STEPS}"
             whole, body = (results.median(*key, value) or math.nan for value in ("ms", "body_ms"))
-            layers = body * (times[0] if name == OURS else LAYERS / engine.layers)
+            layers = body * (times[0]["layers"] if name == OURS else LAYERS / engine.layers)
             plain.append(f"{1e3 / (layers + whole - body):.3f}")
             bare.append(f"{1e3 / layers:.3f}")
         for drafts in args.mtp:
             key = MTP, threads, with_drafts(args, drafts)
             body, draft, rest = (results.median(*key, name) or math.nan for name in ("body_ms", "draft_ms", "rest_ms"))
-            layers, made = body * times[drafts] + draft, 1e3 * tokens_per_step(drafts, None)
+            layers = body * times[drafts]["layers"] + draft * times[drafts]["MTP"]
+            made = 1e3 * tokens_per_step(drafts, None)
             plain.append(f"{made / (layers + rest):.3f}")
             bare.append(f"{made / layers:.3f} (4 layers {body:.0f}, MTP {draft:.0f}, the rest {rest:.0f} ms)")
         rows += [f"| one request | {threads} | {' | '.join(plain)} |"]
@@ -240,7 +246,7 @@ def tables(
     results: Results,
     engines: dict[str, Engine],
     real: dict[str, tuple[float, float]],
-    times: dict[int, float],
+    times: dict[int, dict[str, float]],
 ) -> list[list[str]]:
     """All tables of the measurements, and what else ran on the machine."""
     parts = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]

@@ -75,16 +75,19 @@ class Files:
         return int(name)
 
 
-def test_reading_stays_a_bounded_way_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "most"), [(10**9, 100), (200, 50), (0, 1)])
+def test_reading_stays_a_bounded_way_ahead(memory: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a constant, and by a quarter of the memory that is available; without any, too, all items come."""
     monkeypatch.setattr(read_ahead, "AHEAD", 100)
-    files, sizes, taken = Files(), [10, 60, 50, 5, 5, 200, 1, 1], 0
+    monkeypatch.setattr(read_ahead, "available_memory", lambda: memory)
+    files, sizes, taken = Files(), [10, 60, 50, 5, 5, 200, 1, 1], list[int]()
     reading = read_ahead.ReadAhead(files, sizes, lambda size: [str(size)])
-    assert files.asked == [10, 60, 50]  # before anything was taken
+    assert most <= sum(files.asked) < most + max(sizes)  # before anything was taken
     for size in reading:
-        taken += size
-        assert sum(files.asked) - taken < 100 + max(sizes)
-        assert len(files.asked) == len(sizes) or sum(files.asked) - taken >= 100
-    assert files.asked == sizes
+        taken.append(size)
+        assert sum(files.asked) - sum(taken) < most + max(sizes)
+        assert len(files.asked) == len(sizes) or sum(files.asked) - sum(taken) >= most
+    assert files.asked == taken == sizes
 
 
 @pytest.mark.parametrize("open_files", [SourceCheckpoint, CheckpointDir])
