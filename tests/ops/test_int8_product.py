@@ -11,6 +11,7 @@ from glm5_kernels.compiled import int8_product
 from glm5_kernels.compiled.int8_backends import INT4_ZERO, TILE, Matrix
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
+from glm5_kernels.compiled.int8_product import rows_of
 from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.w4a8_moe import ExpertWeights
 
@@ -84,7 +85,8 @@ def test_every_code_in_every_place(tokens: int) -> None:
             padded = int8_product.empty_codes(int8_product.padded_tokens(len(x)), columns)
             padded[:], padded[: len(x)] = 0, x.numpy()
             out = np.zeros((len(padded), len(codes)), np.int32) - INT4_ZERO * padded.sum(1, np.int32)[:, None]
-            int8_product.multiply_rows(padded, Matrix(w.data_ptr(), columns), True, 0, len(codes), out)
+            x_rows, weights, sums = rows_of(padded), Matrix(w.data_ptr(), columns), rows_of(out)
+            int8_product.multiply_rows(x_rows, padded.shape, weights, True, 0, len(codes), sums)
             assert torch.equal(torch.from_numpy(out[: len(x)]), int8.int8_matmul(x, codes))
 
 
@@ -98,7 +100,8 @@ def test_every_code_in_every_place_of_one_token() -> None:
         for piece in range(expected.shape[1]):
             out = np.full((TILE, WIDTH), -INT4_ZERO * int(x.sum()), np.int32)
             rows = Matrix(w[piece * WIDTH // 2 :].data_ptr(), columns)
-            int8_product.multiply_token(x[None].numpy(), rows, True, quarter * columns, out)
+            token = Matrix(x.data_ptr(), columns)
+            int8_product.multiply_token(token, columns, rows, True, quarter * columns, rows_of(out))
             assert torch.equal(torch.from_numpy(out), expected[:, piece])
 
 

@@ -23,9 +23,11 @@ from glm5_kernels.compiled.int8_product import (
     multiply_token,
     padded_columns,
     padded_tokens,
+    rows_of,
 )
 from glm5_kernels.compiled.int8_quantize import (
     QuantizedRows,
+    begin_row,
     copied_sum,
     numbers,
     quantize_rows,
@@ -130,81 +132,99 @@ def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch
     return out
 
 
+class _Rows(NamedTuple):
+    """The rows of a group, copied. codes: int8 [count in whole tiles, K]. start: int32, -zero times the sums of codes.
+
+    factors: fp32 [count], their scales. sums: int32 [count in whole tiles, ROWS], uninitialised.
+    """
+
+    codes: NDArray[np.int8]
+    start: NDArray[np.int32]
+    factors: NDArray[np.float32]
+    sums: NDArray[np.int32]
+
+
+class _Columns(NamedTuple):
+    """Addresses of sums, as in `_Rows`; of the bias of a group's columns, or 0; of their scales, and of the output."""
+
+    sums: Matrix
+    bias: int
+    scales: int
+    out: RowAddress
+
+
 @kernel
 def _multiply_groups(
     first: int, last: int, quantized: Quantized, groups: Groups, weights: Weights, out: RowAddress
 ) -> None:
     """Tasks first..last, each TASK_ROWS rows of a block; of a group with one row a TILE-th of them in each quarter."""
-    tasks_per_block, blocks_per_group = -(-weights.rows // TASK_ROWS), weights.n // weights.rows
-    gathered, x, start, sums = -1, empty_codes(0, STEP), np.empty(0, np.int32), np.empty((0, ROWS), np.int32)
-    quarter, quarter_sums = weights.rows // TASK_ROWS * WIDTH, np.empty((TILE, WIDTH), np.int32)
-    for task in range(first, last):
-        number, task_of_block = task // tasks_per_block, task % tasks_per_block
-        group, block_of_group = groups.used[number // blocks_per_group], number % blocks_per_group
+    tasks = weights.n // weights.rows * -(-weights.rows // TASK_ROWS)
+    for number in range(first // tasks, -(-last // tasks)):
+        group = groups.used[number]
         if group < 0:
             break
-        block, column = group * blocks_per_group + block_of_group, block_of_group * weights.rows
         begin, end = groups.starts[group], groups.starts[group + 1]
-        if group != gathered:  # one copy of the tokens serves all tasks of the group
-            gathered, (x, start) = group, _gather(quantized.codes, groups.rows, begin, end, weights.zero)
-            sums = np.empty((len(x), ROWS), np.int32)
-        if end - begin == 1 and task_of_block * WIDTH < quarter:
-            low, distance = task_of_block * WIDTH, weights.pitch * quarter // (2 if weights.packed else 1)
-            for part in range(TILE):
-                _begin(quarter_sums[part], start[0], quantized.bias, column + low + part * quarter)
-            multiply_token(x, _matrix(weights, block, low), weights.packed, distance, quarter_sums)
-            for part in range(TILE):
-                factor = quantized.factors[groups.rows[begin], 0]
-                _scale(quarter_sums[part], factor, weights, group, out, begin, column + low + part * quarter)
-            continue
-        for low in range(task_of_block * TASK_ROWS, min((task_of_block + 1) * TASK_ROWS, weights.rows), ROWS):
-            count = min(ROWS, weights.rows - low)
-            for token in range(len(x)):
-                _begin(sums[token, :count], start[token], quantized.bias, column + low)
-            multiply_rows(x, _matrix(weights, block, low), weights.packed, 0, count, sums)
-            for token in range(end - begin):
-                factor = quantized.factors[groups.rows[begin + token], 0]
-                _scale(sums[token, :count], factor, weights, group, out, begin + token, column + low)
+        x = _gather(quantized, groups.rows[begin:end], weights.zero)
+        target = RowAddress(out.base + out.row_pitch * begin, 0, out.row_pitch, out.kind)
+        low, high = max(first - number * tasks, 0), min(last - number * tasks, tasks)
+        _multiply_group(low, high, x, quantized.bias, group, weights, target)
 
 
-@inner
-def _matrix(weights: Weights, block: int, row: int) -> Matrix:
-    """The weights of a block from a row on."""
-    line = row // 2 if weights.packed else row
-    return Matrix(weights.blocks[block] + weights.pitch * line, weights.pitch)
-
-
-@inner
-def _begin(sums: NDArray[np.int32], start: int, bias: NDArray[np.int32], column: int) -> None:
-    """sums <- start, plus the bias of the columns from `column` on if there is one."""
-    for row in range(len(sums)):
-        sums[row] = start + bias[column + row] if len(bias) else start
-
-
-@inner
-def _scale(
-    sums: NDArray[np.int32],
-    factor: np.float32,
-    weights: Weights,
-    group: int,
-    out: RowAddress,
-    row: int,
-    column: int,
+@kernel
+def _multiply_group(
+    first: int, last: int, x: _Rows, bias: NDArray[np.int32], group: int, weights: Weights, out: RowAddress
 ) -> None:
-    """Row `row` of out, from `column` on, <- sums * factor * the scales of these columns."""
-    scales = weights.scales + 4 * (weights.n * group + column)
-    target = out.base + out.row_pitch * row + ELEMENT_BYTES[out.kind] * column
-    scale_row(sums.ctypes.data, len(sums), factor, scales, out.kind, target)
+    """Tasks first..last of one group; the loop has no arrays but those it takes single numbers from."""
+    start, factors, tokens = x.start, x.factors, len(x.factors)
+    codes, size, blocks = rows_of(x.codes), x.codes.shape, weights.blocks
+    scales, bias_address = weights.scales + 4 * weights.n * group, bias.ctypes.data if len(bias) else 0
+    columns = _Columns(rows_of(x.sums), bias_address, scales, out)
+    rows, pitch, packed = weights.rows, weights.pitch, weights.packed
+    pairs, tasks, first_block = 2 if packed else 1, -(-rows // TASK_ROWS), group * (weights.n // rows)
+    quarter = rows // TASK_ROWS * WIDTH
+    for task in range(first, last):
+        block, task_of_block = task // tasks, task % tasks
+        base, column = blocks[first_block + block], block * rows
+        if tokens == 1 and task_of_block * WIDTH < quarter:
+            low = task_of_block * WIDTH
+            for part in range(TILE):
+                _begin(columns, part, column + low + part * quarter, WIDTH, start[0])
+            w = Matrix(base + pitch * (low // pairs), pitch)
+            multiply_token(codes, size[1], w, packed, pitch * (quarter // pairs), columns.sums)
+            for part in range(TILE):
+                _scale(columns, part, column + low + part * quarter, WIDTH, factors[0], 0)
+            continue
+        for low in range(task_of_block * TASK_ROWS, min((task_of_block + 1) * TASK_ROWS, rows), ROWS):
+            count = min(ROWS, rows - low)
+            for token in range(size[0]):
+                _begin(columns, token, column + low, count, start[token])
+            w = Matrix(base + pitch * (low // pairs), pitch)
+            multiply_rows(codes, size, w, packed, 0, count, columns.sums)
+            for token in range(tokens):
+                _scale(columns, token, column + low, count, factors[token], token)
 
 
 @inner
-def _gather(
-    codes: NDArray[np.int8], rows: NDArray[np.int64], begin: int, end: int, zero: int
-) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
-    """int8 [padded tokens, K]: the codes of rows[begin:end]; and int32 [padded tokens], -zero times their sums."""
-    x = empty_codes(padded_tokens(end - begin), codes.shape[1])
-    start = np.zeros(len(x), np.int32)
-    for token in range(end - begin):
-        row = codes.ctypes.data + codes.strides[0] * rows[begin + token]
-        start[token] = -zero * copied_sum(row, codes.shape[1], x.ctypes.data + x.strides[0] * token)
-    return x, start
+def _begin(columns: _Columns, row: int, column: int, count: int, start: int) -> None:
+    """A row of sums <- start, plus the bias of the columns from `column` on if there is one."""
+    bias = columns.bias + 4 * column if columns.bias else 0
+    begin_row(columns.sums.base + columns.sums.pitch * row, count, start, bias)
+
+
+@inner
+def _scale(columns: _Columns, row: int, column: int, count: int, factor: np.float32, target: int) -> None:
+    """Row `target` of out, from `column` on, <- a row of sums * factor * the scales of these columns."""
+    sums, out = columns.sums.base + columns.sums.pitch * row, columns.out
+    address = out.base + out.row_pitch * target + ELEMENT_BYTES[out.kind] * column
+    scale_row(sums, count, factor, columns.scales + 4 * column, out.kind, address)
+
+
+@inner
+def _gather(quantized: Quantized, rows: NDArray[np.int64], zero: int) -> _Rows:
+    source, columns, tokens = rows_of(quantized.codes), quantized.codes.shape[1], len(rows)
+    x = empty_codes(padded_tokens(tokens), columns)
+    start, factors, target = np.zeros(len(x), np.int32), np.empty(tokens, np.float32), rows_of(x)
+    for token in range(tokens):
+        row, copy = source.base + source.pitch * rows[token], target.base + target.pitch * token
+        start[token], factors[token] = -zero * copied_sum(row, columns, copy), quantized.factors[rows[token], 0]
+    return _Rows(x, start, factors, np.empty((len(x), ROWS), np.int32))

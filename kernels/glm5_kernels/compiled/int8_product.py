@@ -5,6 +5,8 @@ A library packs the weight first, which pays off for many tokens only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba.extending import register_jitable
@@ -38,24 +40,34 @@ MAX_TOKENS = 16 if AMX_INT8 else 256
 _TOKEN_BLOCK = 16
 
 
+@register_jitable  # type: ignore[untyped-decorator]
+def rows_of(array: NDArray[Any]) -> Matrix:
+    """Where the rows of an array [rows, columns] are."""
+    return Matrix(array.ctypes.data, array.strides[0])
+
+
 @kernel
-def multiply_rows(x: NDArray[np.int8], w: Matrix, packed: bool, first: int, last: int, out: NDArray[np.int32]) -> None:
+def multiply_rows(
+    x: Matrix, size: tuple[int, int], w: Matrix, packed: bool, first: int, last: int, out: Matrix
+) -> None:
     """out[:, first:last] += x times weight rows first..last transposed; weights count as w + z (`int8_backends`).
 
+    Nothing is an array: to count references to it takes numba longer than a tile.
+
     Args:
-        x: int8 [tokens, K], K a multiple of STEP; whole tiles of tokens.
+        x: int8 rows. size: their number, whole tiles, and K, a multiple of STEP.
         w: rows of K int8, or of pairs of INT4. first: a multiple of TILE.
         out: int32 [tokens, columns], written up to the next multiple of TILE behind `last`.
     """
-    tokens, k = x.shape
+    tokens, k = size
     steps, lines = k // STEP, TILE // 2 if packed else TILE  # rows in memory that hold TILE weight rows
     for block in range(0, tokens, _TOKEN_BLOCK):
         for row in range(first, last, TILE):
             weights = Matrix(w.base + w.pitch * (row * lines // TILE), w.pitch)
             next_weights = Matrix(weights.base + w.pitch * lines, w.pitch)
             for token in range(block, min(block + _TOKEN_BLOCK, tokens), TILE):
-                codes = Matrix(x.ctypes.data + x.strides[0] * token, x.strides[0])
-                sums = Matrix(out.ctypes.data + out.strides[0] * token + 4 * row, out.strides[0])
+                codes = Matrix(x.base + x.pitch * token, x.pitch)
+                sums = Matrix(out.base + out.pitch * token + 4 * row, out.pitch)
                 if packed:
                     packed_tile_product(codes, weights, sums, next_weights, last - row, steps)
                 else:
@@ -63,23 +75,22 @@ def multiply_rows(x: NDArray[np.int8], w: Matrix, packed: bool, first: int, last
 
 
 @kernel
-def multiply_token(x: NDArray[np.int8], w: Matrix, packed: bool, distance: int, out: NDArray[np.int32]) -> None:
+def multiply_token(x: Matrix, k: int, w: Matrix, packed: bool, distance: int, out: Matrix) -> None:
     """out int32 [TILE, WIDTH] += one token times WIDTH weight rows from w on, and from each `distance` bytes behind."""
-    steps, pairs = x.shape[1] // STEP, 2 if packed else 1
-    codes = Matrix(x.ctypes.data, 0)
+    steps, pairs = k // STEP, 2 if packed else 1
     for line in range(WIDTH // pairs):
         weights = Matrix(w.base + w.pitch * line, distance)
-        sums = Matrix(out.ctypes.data + 4 * pairs * line, out.strides[0])
+        sums = Matrix(out.base + 4 * pairs * line, out.pitch)
         if packed:
-            packed_token_product(codes, weights, sums, weights, TILE, steps)
+            packed_token_product(x, weights, sums, weights, TILE, steps)
         else:
-            token_product(codes, weights, sums, weights, TILE, steps)
+            token_product(x, weights, sums, weights, TILE, steps)
 
 
 @kernel
 def _multiply_tasks(first: int, last: int, x: NDArray[np.int8], w: Matrix, n: int, out: NDArray[np.int32]) -> None:
     """Tasks first..last of `multiply_rows`, each ROWS of n weight rows."""
-    multiply_rows(x, w, False, first * ROWS, min(last * ROWS, n), out)
+    multiply_rows(rows_of(x), x.shape, w, False, first * ROWS, min(last * ROWS, n), rows_of(out))
 
 
 @register_jitable  # type: ignore[untyped-decorator]

@@ -136,6 +136,18 @@ def scale_row(v: Lanes, row: Any, columns: Any, factor: Any, scales: Any, kind: 
         v.store_as(x, out, index, kind)
 
 
+@intrinsic()
+def begin_row(v: Lanes, row: Any, columns: Any, start: Any, bias: Any) -> None:
+    """row int32 [columns] <- start, plus bias int32 [columns] unless that address is 0."""
+    builder = v.builder
+    count, first = builder.sdiv(columns, i64_const(WIDTH)), v.broadcast(builder.trunc(start, I32))
+    with v.lane_groups(count) as index:
+        v.store(builder.bitcast(first, V16), row, index)
+    with builder.if_then(builder.icmp_signed("!=", bias, i64_const(0))), v.lane_groups(count) as index:
+        added = builder.bitcast(v.load(bias, index), _INT32)
+        v.store(builder.bitcast(builder.add(first, added), V16), row, index)
+
+
 @intrinsic(types.int64)
 def copied_sum(v: Lanes, codes: Any, columns: Any, out: Any) -> Any:
     """The sum of a row of int8 codes, whole lanes of them, which out becomes a copy of."""
