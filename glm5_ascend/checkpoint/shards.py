@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError, shortened, shown
+from glm5_ascend.files.readahead import requests
 from glm5_ascend.files.untrusted import open_regular, parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
@@ -160,21 +161,22 @@ class Shard:
     def read_ahead(self, entry: TensorEntry, start: int, stop: int) -> int:
         """Ask the system to read elements `start` to `stop` into its cache meanwhile; returns their bytes."""
         size = entry.dtype.itemsize
-        _requests(os.getpid()).put((self.path, entry.start + start * size, (stop - start) * size))
+        _queue(os.getpid()).put((self.path, entry.start + start * size, (stop - start) * size))
         return (stop - start) * size
 
 
 @cache
-def _requests(_: int) -> SimpleQueue[tuple[Path, int, int]]:
+def _queue(_: int) -> SimpleQueue[tuple[Path, int, int]]:
     """The (file, offset, bytes) that a thread of this process asks for: whoever asks waits while the disk is busy."""
-    requests: SimpleQueue[tuple[Path, int, int]] = SimpleQueue()
+    queue: SimpleQueue[tuple[Path, int, int]] = SimpleQueue()
 
     def ask() -> None:
         while True:
-            path, offset, size = requests.get()
+            path, offset, size = queue.get()
             # What cannot be read is said by `read_span`. macOS has no posix_fadvise.
             with suppress(OSError, AttributeError), path.open("rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_WILLNEED)
+                for request in requests(offset, offset + size):
+                    os.posix_fadvise(file.fileno(), *request, os.POSIX_FADV_WILLNEED)
 
     Thread(target=ask, name="read-ahead", daemon=True).start()
-    return requests
+    return queue

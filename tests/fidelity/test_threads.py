@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import mmap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from glm5_ascend.checkpoint import read_ahead
 from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.source import SourceCheckpoint
 from glm5_ascend.fidelity import analyze
 from glm5_ascend.fidelity.evaluation import estimate, stored_layer, stored_model
@@ -18,6 +22,7 @@ from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.prediction import Prediction
 from tests.support.command import in_process
+from tests.support.page_cache import cached, evict
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (5, 40), generator=torch.Generator().manual_seed(8)))
@@ -99,6 +104,18 @@ def test_what_is_asked_for_is_the_tensor(open_files: Callable[[Path], Checkpoint
     for path in (tmp_path / "source").glob("*.safetensors"):
         path.unlink()
     assert files.read_ahead(name) > 0
+
+
+def test_all_of_a_large_tensor_is_read(tmp_path: Path) -> None:
+    """Linux reads of one request no more than the device's read-ahead: less than a tensor."""
+    save_file({"large": torch.ones(2**15, 2**10, dtype=torch.int8)}, path := tmp_path / "model.safetensors")
+    content = evict(path, path.stat().st_size)
+    shard = Shard(path)
+    shard.read_ahead(entry := shard.entries["large"], 0, 2**25)
+    deadline = time.monotonic() + 60
+    while cached(content[entry.start : entry.end]) < 2**25 - 2 * mmap.PAGESIZE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_prediction_follows_the_work(tiny_source: Path, tiny_w4a8: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
-import os
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from safetensors.torch import save_file
 
 from glm5_ascend.serve.memory import FROM_DISK
 from glm5_ascend.serve.plugin import mapped_files
+from tests.support.page_cache import cached, evict
 
 
 @pytest.fixture
@@ -46,15 +45,6 @@ def resident(file: Path) -> int:
     return total
 
 
-def cached(tensor: torch.Tensor) -> int:
-    """Bytes of a mapped tensor, but for its ends, that Linux has in memory."""
-    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE
-    flags = (ctypes.c_ubyte * pages)()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * mmap.PAGESIZE), flags) == 0
-    return mmap.PAGESIZE * sum(flag & 1 for flag in flags)
-
-
 def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
     """safetensors maps the file and reads nothing before it is needed."""
     tensor = load(directory, "whole")
@@ -69,7 +59,7 @@ def test_files_that_fit_are_read_at_once(
 ) -> None:
     """Weights in files and the cache must fit together; the draft model follows the target."""
     tensor = load(directory, "whole")
-    monkeypatch.setattr(mapped_files, "available_memory", lambda: tensor.nbytes + 1000 + fits)
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: tensor.nbytes + 1000 + (mmap.PAGESIZE + 1) * fits)
     assert mapped_files.read_ahead(directory, [tensor, torch.ones(10**6)], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
     monkeypatch.setattr(mapped_files, "available_memory", lambda: 10**12)
@@ -112,13 +102,8 @@ def cold(tmp_path: Path) -> dict[str, torch.Tensor]:
     """Mapped tensors a, b and c, 32 MiB each, of which nothing is in memory."""
     path = tmp_path / "model.safetensors"
     save_file({name: torch.ones(2**25, dtype=torch.int8) for name in "abc"}, path)
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
+    evict(path, path.stat().st_size)
     tensors = dict(mapped_files.mapped_tensors(tmp_path, [("vLLM's", torch.ones(1))]))
-    if cached(tensors["b"]) > tensors["b"].nbytes / 2:
-        pytest.skip("this file system keeps its files in memory")
     assert cached(tensors["b"]) == 0
     return tensors
 
@@ -129,6 +114,14 @@ def test_only_what_is_needed_is_read(cold: dict[str, torch.Tensor]) -> None:
     mapped_files.will_need([part])
     assert int(part.sum()) == 8192
     assert 8192 <= cached(cold["b"]) <= 8192 + 2 * mmap.PAGESIZE
+
+
+def test_an_embedding_is_read_but_not_mapped(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Linux has all of it, this process the rows that it uses."""
+    assert mapped_files.read_ahead(tmp_path, [cold["a"]], embeddings=[cold["b"]])
+    wait_until(lambda: cached(cold["b"]) > 2**25 - 2**14)
+    assert int(cold["b"][2**24 : 2**24 + 8192].sum()) == 8192
+    assert 2**25 <= resident(tmp_path / "model.safetensors") < 2**25 + 2**23  # huge pages
 
 
 @pytest.mark.parametrize("populate", [22, -1], ids=["now", "before Linux 5.14"])

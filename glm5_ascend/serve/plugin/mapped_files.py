@@ -18,6 +18,7 @@ import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.files.cgroups import available_memory
+from glm5_ascend.files.readahead import requests
 from glm5_ascend.serve.memory import FROM_DISK
 
 #: Linux's madvise: nothing around is used; read soon; huge pages where the file system has them; take out of memory;
@@ -55,7 +56,12 @@ def mapped_tensors(directory: Path, weights: Weights) -> Weights:
 
 
 def read_ahead(
-    directory: Path, weights: Iterable[torch.Tensor], rank: int = 0, ranks: int = 1, cache_bytes: int = 0
+    directory: Path,
+    weights: Iterable[torch.Tensor],
+    rank: int = 0,
+    ranks: int = 1,
+    cache_bytes: int = 0,
+    embeddings: Iterable[torch.Tensor] = (),
 ) -> bool:
     """Ask Linux for huge pages of the mapped files of a directory, and read these weights if they fit into the memory.
 
@@ -64,6 +70,8 @@ def read_ahead(
 
     Args:
         cache_bytes: of each rank's keys and latents, which are not allocated yet.
+        embeddings: weights of which a token uses one row. Linux reads them, too, but this process maps only the rows
+            that it uses.
 
     Returns:
         False, after `memory.FROM_DISK` was printed to stderr, if they do not fit, or those of an earlier model of the
@@ -72,12 +80,17 @@ def read_ahead(
     mappings = sorted(_mappings(directory.resolve()))
     for start, size in mappings:
         _madvise()(start, size, _MADV_HUGEPAGE)
-    files = [weight for weight in weights if weight.numel() and _inside(mappings, weight)]
-    parts = [weight if weight.is_contiguous() else weight.chunk(ranks)[rank] for weight in files]
-    fit = ranks * (sum(map(_extent, parts)) + cache_bytes) < available_memory() and directory not in _FROM_DISK
+    reads = [(weight, _read) for weight in weights] + [(embedding, _request) for embedding in embeddings]
+    pieces = [
+        (_piece(weight if weight.is_contiguous() else weight.chunk(ranks)[rank]), read)
+        for weight, read in reads
+        if weight.numel() and _inside(mappings, weight)
+    ]
+    needed = sum(end - start for (start, end), _ in pieces) + cache_bytes
+    fit = ranks * needed < available_memory() and directory not in _FROM_DISK
     if fit:
-        for part in parts:
-            _advise(part, _MADV_POPULATE_READ)
+        for piece, read in pieces:
+            read(piece)
     else:
         _FROM_DISK.add(directory)
         print(FROM_DISK, file=sys.stderr, flush=True)
@@ -151,11 +164,11 @@ class Reader:
         for tensor in tensors:
             if not _inside(self._mappings, tensor):
                 continue
-            first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            first, last = _piece(tensor)
             if not start <= first <= end + mmap.PAGESIZE:
                 yield from _cut(start, end)
                 start = end = first
-            end = max(end, tensor.data_ptr() + _extent(tensor))
+            end = max(end, last)
         yield from _cut(start, end)
 
 
@@ -171,10 +184,23 @@ def _cut(start: int, end: int) -> Iterator[Piece]:
         start = stop
 
 
+def _piece(tensor: torch.Tensor) -> Piece:
+    """Where a tensor's first page and its last element are."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start // mmap.PAGESIZE * mmap.PAGESIZE, start + (steps + 1) * tensor.element_size()
+
+
 def _read(piece: Piece) -> None:
     start, end = piece
     if _madvise()(start, end - start, _MADV_POPULATE_READ):
-        _madvise()(start, end - start, _MADV_WILLNEED)
+        _request(piece)
+
+
+def _request(piece: Piece) -> None:
+    """Ask Linux to read a piece, without mapping it."""
+    for start, size in requests(*piece):
+        _madvise()(start, size, _MADV_WILLNEED)
 
 
 def _make_room(pieces: Iterable[Piece]) -> None:
@@ -193,18 +219,7 @@ def _weights(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 def will_need(tensors: Iterable[torch.Tensor]) -> None:
     """Ask Linux to read these tensors of mapped files, all at once, and nothing around them."""
     for tensor in tensors:
-        _advise(tensor, _MADV_WILLNEED)
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to its last one."""
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (steps + 1) * tensor.element_size()
-
-
-def _advise(tensor: torch.Tensor, advice: int) -> None:
-    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise()(start, tensor.data_ptr() + _extent(tensor) - start, advice)
+        _request(_piece(tensor))
 
 
 @cache

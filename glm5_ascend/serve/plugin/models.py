@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
@@ -51,15 +52,18 @@ def read_weights(
     Returns:
         True if they fit.
     """
+    tables: Any = (module for module in model.modules() if type(module) is VocabParallelEmbedding)
+    embeddings = [table.weight for table in tables]
     weights = [
         weight
         for parameter in model.parameters()
+        if not any(parameter is embedding for embedding in embeddings)
         for weight in (getattr(parameter, "parts", {}).values() or [parameter.data])
     ]
     for tensors in seen.experts.values():
         weights += [weight for part in tensors.weights.values() for weight in part.values()]
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    fits = read_ahead(directory, weights, rank, ranks, cache_bytes)
+    fits = read_ahead(directory, weights, rank, ranks, cache_bytes, embeddings)
     if not fits:
         Reader(directory, ranks).follow(model, steps)
     return fits
