@@ -185,7 +185,7 @@ def _cut(start: int, end: int) -> Iterator[Piece]:
 
 
 def _piece(tensor: torch.Tensor) -> Piece:
-    """Where a tensor's first page and its last element are."""
+    """Addresses of a tensor's first page and of its end."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start // mmap.PAGESIZE * mmap.PAGESIZE, start + (steps + 1) * tensor.element_size()

@@ -42,7 +42,7 @@ _TOKEN_BLOCK = 16
 
 @register_jitable  # type: ignore[untyped-decorator]
 def rows_of(array: NDArray[Any]) -> Matrix:
-    """Where the rows of an array [rows, columns] are."""
+    """Address of row 0 of an array [rows, columns], and bytes between rows; something else must hold the array."""
     return Matrix(array.ctypes.data, array.strides[0])
 
 
