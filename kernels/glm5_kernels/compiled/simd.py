@@ -258,6 +258,9 @@ def sum_each(builder: Any, add: Callable[[Any, Any], Any], vectors: list[Any]) -
         high = [lane + size // 2 for lane in low]
         vectors = [add(*(shuffled(builder, a, b, order) for order in (low, high))) for a, b in pairs]
         size //= 2
+    while len(vectors) > 1:  # more sums than a vector has lanes
+        pairs = zip(vectors[0::2], vectors[1::2], strict=True)
+        vectors = [shuffled(builder, a, b, list(range(2 * a.type.count))) for a, b in pairs]
     return shuffled(builder, vectors[0], vectors[0], list(range(count)))
 
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of two inner loops for NUMBA_CPU_NAME; prints counts as JSON."""
+"""What the compiler makes of three inner loops for NUMBA_CPU_NAME; prints counts as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from glm5_kernels.compiled import fp32_product, int8_product
+from glm5_kernels import int8
+from glm5_kernels.compiled import fp32_product, int8_grouped, int8_product
 from glm5_kernels.compiled.int8_backends import BACKEND
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 #: What multiplies, by the names that the test asks for.
 MULTIPLIES = {"smmla": r"\tsmmla\t", "sdot": r"\tsdot\t", "fmla": r"\tfml[as]\t"}
@@ -23,6 +25,16 @@ def counted(function: Any, inner: str) -> dict[str, int]:
     return instructions | {"blocks": len(blocks), "calls": sum(len(re.findall(r"\tblr?\t", block)) for block in blocks)}
 
 
+def _one_token(packed: bool) -> bool:
+    """One token times 128 weight rows, four places at once: the same bits as the reference."""
+    bits = torch.randint(-128, 128, (64 if packed else 128, 192), dtype=torch.int8)
+    codes, scale, x = int8.unpack_int4(bits) if packed else bits, torch.rand(1, 128), torch.randn(1, 192)
+    weights = int8_grouped.of_experts(ExpertWeights([bits.view(torch.uint8) if packed else bits]), scale)
+    product = int8_grouped.grouped_product(int8_grouped.quantized(x), int8_grouped.one_group(1), weights, x.dtype)
+    expected = int8.apply_linear(x, int8.LinearWeights(codes, int8.PER_TOKEN, scale[0]), x.dtype)
+    return torch.equal(product, expected)
+
+
 def main() -> None:
     exact = True
     for tokens, rows, columns in ((7, 70, 256), (1, 3, 64), (33, 9, 128)):
@@ -31,8 +43,13 @@ def main() -> None:
         exact &= torch.equal(int8_product.matmul(a, w), a.int() @ w.int().T)
     x, y = torch.randn(5, 2, 64), torch.randn(2, 64, 32)
     exact &= torch.allclose(fp32_product.per_head(x, y), torch.einsum("thn,hnr->thr", x, y), atol=1e-4)
+    for packed in (False, True):
+        exact &= _one_token(packed)
     inner = {"i8mm": "smmla", "dotprod": "sdot"}[BACKEND.feature]
-    instructions = {"int8": counted(int8_product.multiply_rows, inner), "fp32": counted(fp32_product._per_head, "fmla")}
+    instructions = {
+        "int8": counted(int8_product.multiply_rows, inner), "token": counted(int8_product.multiply_token, "sdot"),
+        "fp32": counted(fp32_product._per_head, "fmla"),
+    }  # fmt: skip
     print(json.dumps({"exact": exact, **instructions}))
 
 
