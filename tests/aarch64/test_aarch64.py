@@ -64,6 +64,7 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
     assert compared > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("neoverse-v1", "smmla")])
 def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: Path) -> None:
     """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
