@@ -59,7 +59,8 @@ def test_files_that_fit_are_read_at_once(
 ) -> None:
     """Weights in files and the cache must fit together; the draft model follows the target."""
     tensor = load(directory, "whole")
-    monkeypatch.setattr(mapped_files, "available_memory", lambda: tensor.nbytes + 1000 + (mmap.PAGESIZE + 1) * fits)
+    from_page = tensor.data_ptr() % mmap.PAGESIZE + tensor.nbytes
+    monkeypatch.setattr(mapped_files, "available_memory", lambda: from_page + 1000 + fits)
     assert mapped_files.read_ahead(directory, [tensor, torch.ones(10**6)], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
     monkeypatch.setattr(mapped_files, "available_memory", lambda: 10**12)
