@@ -174,34 +174,38 @@ def _multiply_groups(
 def _multiply_group(
     first: int, last: int, x: _Rows, bias: NDArray[np.int32], group: int, weights: Weights, out: RowAddress
 ) -> None:
-    """Tasks first..last of one group; the loop has no arrays but those it takes single numbers from."""
+    """Tasks first..last of one group.
+
+    No address is loaded from an array in a task: what earlier tasks read has taken its place in the caches, and the
+    weights would wait for it.
+    """
     start, factors, tokens = x.start, x.factors, len(x.factors)
     codes, size, blocks = rows_of(x.codes), x.codes.shape, weights.blocks
     scales, bias_address = weights.scales + 4 * weights.n * group, bias.ctypes.data if len(bias) else 0
     columns = _Columns(rows_of(x.sums), bias_address, scales, out)
     rows, pitch, packed = weights.rows, weights.pitch, weights.packed
     pairs, tasks, first_block = 2 if packed else 1, -(-rows // TASK_ROWS), group * (weights.n // rows)
-    quarter = rows // TASK_ROWS * WIDTH
-    for task in range(first, last):
-        block, task_of_block = task // tasks, task % tasks
+    quarter, start_0, factor_0 = rows // TASK_ROWS * WIDTH, start[0], factors[0]
+    for block in range(first // tasks, -(-last // tasks)):
         base, column = blocks[first_block + block], block * rows
-        if tokens == 1 and task_of_block * WIDTH < quarter:
-            low = task_of_block * WIDTH
-            for part in range(TILE):
-                _begin(columns, part, column + low + part * quarter, WIDTH, start[0])
-            w = Matrix(base + pitch * (low // pairs), pitch)
-            multiply_token(codes, size[1], w, packed, pitch * (quarter // pairs), columns.sums)
-            for part in range(TILE):
-                _scale(columns, part, column + low + part * quarter, WIDTH, factors[0], 0)
-            continue
-        for low in range(task_of_block * TASK_ROWS, min((task_of_block + 1) * TASK_ROWS, rows), ROWS):
-            count = min(ROWS, rows - low)
-            for token in range(size[0]):
-                _begin(columns, token, column + low, count, start[token])
-            w = Matrix(base + pitch * (low // pairs), pitch)
-            multiply_rows(codes, size, w, packed, 0, count, columns.sums)
-            for token in range(tokens):
-                _scale(columns, token, column + low, count, factors[token], token)
+        for task in range(max(first - block * tasks, 0), min(last - block * tasks, tasks)):
+            if tokens == 1 and task * WIDTH < quarter:
+                low = task * WIDTH
+                for part in range(TILE):
+                    _begin(columns, part, column + low + part * quarter, WIDTH, start_0)
+                w = Matrix(base + pitch * (low // pairs), pitch)
+                multiply_token(codes, size[1], w, packed, pitch * (quarter // pairs), columns.sums)
+                for part in range(TILE):
+                    _scale(columns, part, column + low + part * quarter, WIDTH, factor_0, 0)
+                continue
+            for low in range(task * TASK_ROWS, min((task + 1) * TASK_ROWS, rows), ROWS):
+                count = min(ROWS, rows - low)
+                for token in range(size[0]):
+                    _begin(columns, token, column + low, count, start[token])
+                w = Matrix(base + pitch * (low // pairs), pitch)
+                multiply_rows(codes, size, w, packed, 0, count, columns.sums)
+                for token in range(tokens):
+                    _scale(columns, token, column + low, count, factors[token], token)
 
 
 @inner
