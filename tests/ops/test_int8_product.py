@@ -12,7 +12,6 @@ from glm5_kernels.compiled.int8_backends import INT4_ZERO, TILE, Matrix
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
 from glm5_kernels.compiled.int8_product import rows_of
-from glm5_kernels.compiled.simd import WIDTH
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
@@ -74,7 +73,7 @@ def test_rows_that_end_within_a_step(mode: str, k: int) -> None:
         assert torch.equal(apply_linear(x, padded, torch.float32), expected)
 
 
-@pytest.mark.parametrize("tokens", [3, 21])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 21])
 def test_every_code_in_every_place(tokens: int) -> None:
     """Packed INT4 times the rows of an identity, which pick columns, and extreme rows; all bytes in each column."""
     columns = 64
@@ -84,25 +83,12 @@ def test_every_code_in_every_place(tokens: int) -> None:
         for x in rows.split(tokens):
             padded = int8_product.empty_codes(int8_product.padded_tokens(len(x)), columns)
             padded[:], padded[: len(x)] = 0, x.numpy()
-            out = np.zeros((len(padded), len(codes)), np.int32) - INT4_ZERO * padded.sum(1, np.int32)[:, None]
+            out = np.empty((len(padded), len(codes)), np.int32)
             x_rows, weights, sums = rows_of(padded), Matrix(w.data_ptr(), columns), rows_of(out)
-            int8_product.multiply_rows(x_rows, padded.shape, weights, True, 0, len(codes), sums)
+            lines, size = len(w) // TILE, (len(x), columns)
+            int8_product.multiply_rows(x_rows, size, weights, True, lines, lines * columns, sums)
+            out -= INT4_ZERO * padded.sum(1, np.int32)[:, None]
             assert torch.equal(torch.from_numpy(out[: len(x)]), int8.int8_matmul(x, codes))
-
-
-def test_every_code_in_every_place_of_one_token() -> None:
-    """Packed INT4 from four places of memory at once."""
-    columns = 64
-    w = torch.arange(256, dtype=torch.uint8)[:, None] + torch.arange(columns, dtype=torch.uint8)  # wraps around
-    codes, quarter = int8.unpack_int4(w.view(torch.int8)), len(w) // TILE
-    for x in torch.cat([torch.eye(columns, dtype=torch.int8), torch.full((1, columns), -128, dtype=torch.int8)]):
-        expected = int8.int8_matmul(x[None], codes)[0].view(TILE, -1, WIDTH)
-        for piece in range(expected.shape[1]):
-            out = np.full((TILE, WIDTH), -INT4_ZERO * int(x.sum()), np.int32)
-            rows = Matrix(w[piece * WIDTH // 2 :].data_ptr(), columns)
-            token = Matrix(x.data_ptr(), columns)
-            int8_product.multiply_token(token, columns, rows, True, quarter * columns, rows_of(out))
-            assert torch.equal(torch.from_numpy(out), expected[:, piece])
 
 
 @pytest.mark.usefixtures("threads")

@@ -205,4 +205,4 @@ def _scale_back(
         turn(buffers.sums.ctypes.data + 4 * (begin - first), _SUMS_PITCH // 4, SIDE // TILE, transposed, SIDE)
         for token in range(begin, min(begin + TILE, last)):
             target = out.base + token * out.row_pitch + size * row
-            scale_row(transposed + 4 * SIDE * (token - begin), SIDE, factors[token], scales, out.kind, target)
+            scale_row(transposed + 4 * SIDE * (token - begin), SIDE, 0, 0, factors[token], scales, out.kind, target)

@@ -1,8 +1,8 @@
 """The instruction sets that multiply int8, and the code of one tile for each of them: `BACKENDS`.
 
-A tile is 4 tokens times 4 weight rows: int8, or packed INT4, two rows in a byte. One token is multiplied by four rows
-in memory. Weights that enter as w + z need -z * sum(x) in the sums before. All backends compute the same int32,
-exactly. AMX multiplies in larger tiles (`int8_amx`).
+A tile is 1, 2 or 4 tokens times 4 lines of weights: each a row of int8, or two rows of INT4. Where weights enter as
+w + z, -z * sum(x) must be added to the sums. All backends compute the same int32, exactly. AMX multiplies in larger
+tiles (`int8_amx`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glm5_kernels.compiled.simd import I8, I16, I32, Lanes, call_llvm, i64_const
 from glm5_kernels.errors import KernelUnavailableError
 
 STEP = 64  # columns of a step
-TILE = 4  # tokens and weight rows of a tile
+TILE = 4  # tokens of the largest tile, and lines of weights of each
 _FOUR = ir.VectorType(I32, TILE)
 
 
@@ -31,33 +31,37 @@ class Matrix(NamedTuple):
     pitch: int
 
 
-class TileCode:
-    """Emits loads and stores of one tile: x int8 [tokens, K], w [rows, K], out int32 [tokens, rows].
+class TileSums(NamedTuple):
+    """The address of the int32 sums of a tile, and the bytes from a token's to the next one's, and of the lines."""
 
-    rows: TILE. packed: w is uint8 [rows / 2, K], its rows 2n and 2n + 1 in the low and high halves of the bytes of
-    row n. One token: w has TILE rows in memory, and out int32 [TILE, 1, or 2 if packed] the sums of each.
+    base: int
+    token_pitch: int
+    line_pitch: int
+
+
+class TileCode:
+    """Emits loads and stores of one tile: x int8 [tokens, K], w [TILE, K], out int32 [tokens, TILE, 1 or 2].
+
+    rows: of weights. packed: w is uint8, two rows in the low and high halves of the bytes of a line.
     """
 
     def __init__(self, v: Lanes, arguments: Any, tokens: int, packed: bool) -> None:
-        x, w, out, next_w, weight_rows, self.steps = arguments
+        x, w, out, self.steps, self.ahead = arguments
         self.v, self.builder, self.packed = v, v.builder, packed
-        builder, lines = v.builder, TILE // 2 if packed and tokens > 1 else TILE
-        self.rows = 2 * lines if packed else lines
-        if packed and tokens > 1:
-            weight_rows = builder.ashr(weight_rows, i64_const(1))
-        last = builder.sub(weight_rows, i64_const(1))
-        rows = []
-        for r in range(lines):  # a row beyond the last one is the last one again; its sums are not used
-            is_row = builder.icmp_signed("<", i64_const(r), last)
-            rows.append(builder.select(is_row, i64_const(r), last))
-        self.x = [self._row(x, i64_const(t)) for t in range(tokens)]
-        self.w = [self._row(w, r) for r in rows]
-        self.next_w = [self._row(next_w, i64_const(r)) for r in range(lines)]
-        self.out = [self._row(out, i64_const(row)) for row in range(tokens if tokens > 1 else lines)]
+        self.rows = 2 * TILE if packed else TILE
+        base, *pitches = (self.builder.extract_value(out, field) for field in range(3))
+        self.x, self.w = self._rows(x, tokens), self._rows(w, TILE)
+        self.out = [[self._offset(base, pitches, place) for place in zip([token] * TILE, range(TILE), strict=True)]
+                    for token in range(tokens)]  # fmt: skip
 
-    def _row(self, matrix: Any, row: Any) -> Any:
+    def _rows(self, matrix: Any, count: int) -> list[Any]:
         base, pitch = (self.builder.extract_value(matrix, field) for field in range(2))
-        return self.builder.add(base, self.builder.mul(pitch, row))
+        return [self._offset(base, [pitch], [row]) for row in range(count)]
+
+    def _offset(self, base: Any, pitches: Any, place: Any) -> Any:
+        for pitch, index in zip(pitches, place, strict=True):
+            base = self.builder.add(base, self.builder.mul(pitch, i64_const(index)))
+        return base
 
     def load(self, vector: Any, address: Any, offset: Any) -> Any:
         builder = self.builder
@@ -82,27 +86,17 @@ class TileCode:
         return codes
 
     def prefetch(self, step: Any, rows: range) -> None:
-        """Request the same columns of the weights that come next, a cache line per row in memory."""
+        """Request the lines of these rows, so many bytes ahead of a step."""
+        ahead = self.builder.add(self.builder.mul(step, i64_const(STEP)), self.ahead)
         for line in self._lines(rows):
-            offset = self.builder.mul(step, i64_const(STEP))
-            prefetch_line(self.builder, self.builder.add(self.next_w[line], offset))
+            prefetch_line(self.builder, self.builder.add(self.w[line], ahead))
 
-    def add(self, token: int, row: int, sums: Any) -> None:
-        """out[token, row:] += sums, int32 lanes; of one token the sums of each row in memory to a row of out."""
-        if len(self.x) == 1:
-            count = 1 + self.packed
-            for line in self._lines(range(row, row + sums.type.count)):
-                lanes = [*range(count * line - row, count * (line + 1) - row)]
-                self._add(self.out[line], shuffled(self.builder, sums, sums, lanes))
-        else:
-            self._add(self.builder.add(self.out[token], i64_const(4 * row)), sums)
-
-    def _add(self, address: Any, sums: Any) -> None:
-        builder = self.builder
-        target = builder.inttoptr(address, sums.type.as_pointer())
-        before = builder.load(target)
-        before.align = 4
-        builder.store(builder.add(before, sums), target).align = 4
+    def store(self, token: int, rows: range, sums: Any) -> None:
+        """out of a token <- sums, int32 lanes, one for each of these rows."""
+        builder, count = self.builder, 1 + self.packed
+        for line in self._lines(rows):
+            part = shuffled(builder, sums, sums, [*range(count * line - rows.start, count * (line + 1) - rows.start)])
+            builder.store(part, builder.inttoptr(self.out[token][line], part.type.as_pointer())).align = 4
 
 
 @dataclass(frozen=True)
@@ -112,26 +106,26 @@ class DotProduct:
     Attributes:
         columns: weight bytes per vector.
         lanes: int32 sums per vector.
-        rows: weight rows at once, as many as the registers hold sums of.
+        sums: vectors of sums that the registers hold beside the codes.
         flip: weights are flipped to w + 128, unsigned.
         multiply_add: (builder, sums, tokens, weights) -> sums.
     """
 
     columns: int
     lanes: int
-    rows: int
+    sums: int
     flip: bool
     multiply_add: Callable[[Any, Any, Any, Any], Any]
 
     def generate(self, tile: TileCode) -> None:
         builder, codes = tile.builder, ir.VectorType(I8, self.columns)
         flip = ir.Constant(codes, [128] * self.columns)
-        count = self.rows if len(tile.x) > 1 else tile.rows
+        count = min(tile.rows, self.sums // len(tile.x))
         for first in range(0, tile.rows, count):
             rows = range(first, first + count)
             sums = [_zeros(builder, self.lanes, count) for _ in tile.x]
             with tile.v.loop(tile.steps) as step:
-                if len(tile.x) > 1:
+                if len(tile.x) == TILE:
                     tile.prefetch(step, rows)
                 for part in range(0, STEP, self.columns):
                     k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
@@ -144,35 +138,42 @@ class DotProduct:
                             builder.store(self.multiply_add(builder, builder.load(total), token, weight), total)
             for token, row_sums in enumerate(sums):
                 totals = [builder.load(total) for total in row_sums]
-                tile.add(token, first, sum_each(builder, builder.add, totals))
+                tile.store(token, rows, sum_each(builder, builder.add, totals))
 
 
 class MatrixProduct:
     """SMMLA multiplies two tokens by two rows, 8 columns of each; one token takes SDOT."""
 
     def generate(self, tile: TileCode) -> None:
-        """A vector has the sums of two tokens and two rows: [t r, t r+1, t+1 r, t+1 r+1]."""
         if len(tile.x) == 1:
             SDOT.generate(tile)
             return
+        for first in range(0, tile.rows, TILE):
+            self._generate(tile, range(first, first + TILE))
+
+    def _generate(self, tile: TileCode, rows: range) -> None:
+        """A vector has the sums of two tokens and two rows: [t r, t r+1, t+1 r, t+1 r+1]."""
         builder, codes, pairs = tile.builder, ir.VectorType(I8, 16), range(0, TILE, 2)
-        sums = [_zeros(builder, 4, TILE // 2) for _ in pairs]
+        tokens = range(0, len(tile.x), 2)
+        sums = [_zeros(builder, 4, TILE // 2) for _ in tokens]
         with tile.v.loop(tile.steps) as step:
-            tile.prefetch(step, range(TILE))
+            if len(tile.x) == TILE:
+                tile.prefetch(step, rows)
             for part in range(0, STEP, 16):
                 k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
-                tokens, weights = [tile.load(codes, row, k) for row in tile.x], tile.weights(codes, range(TILE), k)
+                x, weights = [tile.load(codes, row, k) for row in tile.x], tile.weights(codes, rows, k)
                 for half in (0, 8):
-                    left, right = ([_join(builder, m[i], m[i + 1], half) for i in pairs] for m in (tokens, weights))
+                    left = [_join(builder, x[t], x[t + 1], half) for t in tokens]
+                    right = [_join(builder, weights[r], weights[r + 1], half) for r in pairs]
                     for row_sums, a in zip(sums, left, strict=True):
                         for total, b in zip(row_sums, right, strict=True):
                             operands = builder.load(total), a, b
                             product = call_llvm(builder, _FOUR, "aarch64.neon.smmla.v4i32.v16i8", *operands)
                             builder.store(product, total)
-        for token, row_sums in zip(pairs, sums, strict=True):
-            left, right = (builder.load(total) for total in row_sums)
-            tile.add(token, 0, shuffled(builder, left, right, [0, 1, 4, 5]))
-            tile.add(token + 1, 0, shuffled(builder, left, right, [2, 3, 6, 7]))
+        for token, row_sums in zip(tokens, sums, strict=True):
+            low, high = (builder.load(total) for total in row_sums)
+            tile.store(token, rows, shuffled(builder, low, high, [0, 1, 4, 5]))
+            tile.store(token + 1, rows, shuffled(builder, low, high, [2, 3, 6, 7]))
 
 
 def _join(builder: Any, a: Any, b: Any, start: int) -> Any:
@@ -211,11 +212,11 @@ def _sdot(builder: Any, sums: Any, tokens: Any, weights: Any) -> Any:
     return call_llvm(builder, sums.type, "aarch64.neon.sdot.v4i32.v16i8", sums, tokens, weights)
 
 
-def _vnni(columns: int, rows: int, flip: bool) -> DotProduct:
-    return DotProduct(columns, columns // 4, rows, flip, _vpdpbusd)
+def _vnni(columns: int, sums: int, flip: bool) -> DotProduct:
+    return DotProduct(columns, columns // 4, sums, flip, _vpdpbusd)
 
 
-SDOT = DotProduct(columns=16, lanes=4, rows=4, flip=False, multiply_add=_sdot)
+SDOT = DotProduct(columns=16, lanes=4, sums=16, flip=False, multiply_add=_sdot)
 SMMLA = MatrixProduct()
 
 
@@ -238,15 +239,15 @@ class Int8Backend(NamedTuple):
 BACKENDS = (
     Int8Backend(
         "avx512vnni", "AVX-512 VNNI, VPDPBUSD of 64 bytes", "torch._int_mm, or AMX (TDPBSSD)",
-        _vnni(64, 4, flip=True), _vnni(64, 4, flip=False),
+        _vnni(64, 16, flip=True), _vnni(64, 16, flip=False),
     ),
     Int8Backend(
-        "avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", "", _vnni(32, 2, flip=True), _vnni(32, 2, flip=False)
+        "avxvnni", "AVX-VNNI, VPDPBUSD of 32 bytes", "", _vnni(32, 8, flip=True), _vnni(32, 8, flip=False)
     ),
     Int8Backend(
         "avx2", "AVX2, PMADDWD of 16 bytes widened to int16, PMADDUBSW of 32 bytes", "",
-        DotProduct(columns=16, lanes=8, rows=2, flip=False, multiply_add=_pmaddwd),
-        DotProduct(columns=32, lanes=8, rows=2, flip=False, multiply_add=_pmaddubsw),
+        DotProduct(columns=16, lanes=8, sums=8, flip=False, multiply_add=_pmaddwd),
+        DotProduct(columns=32, lanes=8, sums=8, flip=False, multiply_add=_pmaddubsw),
     ),
     Int8Backend("i8mm", "ARM i8mm, SMMLA of 2 x 8 bytes", "", SMMLA, SMMLA),
     Int8Backend("dotprod", "ARM dotprod, SDOT of 16 bytes", "", SDOT, SDOT),
@@ -266,19 +267,20 @@ INT8_ZERO, INT4_ZERO = 128 if isinstance(BACKEND.int8, DotProduct) and BACKEND.i
 
 
 def _tile_product(tokens: int, packed: bool) -> Any:
-    """The intrinsic out[t, r] += sum over k of x[t, k] * (w[r, k] + z) for `tokens` tokens and the rows of a tile.
+    """The intrinsic out[t, r] = sum over k of x[t, k] * (w[r, k] + z) for `tokens` tokens and the lines of a tile.
 
-    x holds int8, w int8 or packed INT4, out int32; next_w: weight rows that several tokens prefetch. All are a
-    `Matrix`. weight_rows: rows of w, at least 1. steps: of STEP columns.
+    x: a `Matrix` of int8. w: a `Matrix` of TILE lines. out: `TileSums`. steps: of STEP columns. ahead: bytes that TILE
+    tokens prefetch their lines ahead: such tokens fill the nearest cache, where the processor's own prefetcher then
+    reads at half of the rate. Tiles of fewer tokens are faster without.
     """
 
-    @intrinsic(x=None, w=None, out=None, next_w=None)
-    def tile_product(v: Lanes, x: Any, w: Any, out: Any, next_w: Any, weight_rows: Any, steps: Any) -> None:
+    @intrinsic(x=None, w=None, out=None)
+    def tile_product(v: Lanes, x: Any, w: Any, out: Any, steps: Any, ahead: Any) -> None:
         instruction = BACKEND.int4 if packed else BACKEND.int8
-        instruction.generate(TileCode(v, (x, w, out, next_w, weight_rows, steps), tokens, packed))
+        instruction.generate(TileCode(v, (x, w, out, steps, ahead), tokens, packed))
 
     return tile_product
 
 
-tile_product, token_product = _tile_product(TILE, False), _tile_product(1, False)
-packed_tile_product, packed_token_product = _tile_product(TILE, True), _tile_product(1, True)
+tile_1, tile_2, tile_4 = (_tile_product(tokens, False) for tokens in (1, 2, TILE))
+packed_tile_1, packed_tile_2, packed_tile_4 = (_tile_product(tokens, True) for tokens in (1, 2, TILE))

@@ -15,19 +15,16 @@ from numpy.typing import NDArray
 from glm5_kernels import int8
 from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, TILE, Matrix
 from glm5_kernels.compiled.int8_product import (
-    ROWS,
     TASK_ROWS,
     empty_codes,
     has_padding,
     multiply_rows,
-    multiply_token,
     padded_columns,
     padded_tokens,
     rows_of,
 )
 from glm5_kernels.compiled.int8_quantize import (
     QuantizedRows,
-    begin_row,
     copied_sum,
     numbers,
     quantize_rows,
@@ -135,7 +132,7 @@ def grouped_product(x: Quantized, groups: Groups, weights: Weights, dtype: torch
 class _Rows(NamedTuple):
     """The rows of a group, copied. codes: int8 [count in whole tiles, K]. start: int32, -zero times the sums of codes.
 
-    factors: fp32 [count], their scales. sums: int32 [count in whole tiles, ROWS], uninitialised.
+    factors: fp32 [count], their scales. sums: int32 [count in whole tiles, TASK_ROWS], uninitialised.
     """
 
     codes: NDArray[np.int8]
@@ -157,7 +154,7 @@ class _Columns(NamedTuple):
 def _multiply_groups(
     first: int, last: int, quantized: Quantized, groups: Groups, weights: Weights, out: RowAddress
 ) -> None:
-    """Tasks first..last, each TASK_ROWS rows of a block; of a group with one row a TILE-th of them in each quarter."""
+    """Tasks first..last, each TASK_ROWS rows of a block."""
     tasks = weights.n // weights.rows * -(-weights.rows // TASK_ROWS)
     for number in range(first // tasks, -(-last // tasks)):
         group = groups.used[number]
@@ -176,11 +173,11 @@ def _multiply_group(
 ) -> None:
     """Tasks first..last of one group.
 
-    No address is loaded from an array in a task: what earlier tasks read has taken its place in the caches, and the
-    weights would wait for it.
+    With one token a task loads nothing from an array but scales: what earlier tasks read has taken the place of arrays
+    in the nearest cache, and a load waits behind all weights that are on their way.
     """
     start, factors, tokens = x.start, x.factors, len(x.factors)
-    codes, size, blocks = rows_of(x.codes), x.codes.shape, weights.blocks
+    codes, size, blocks = rows_of(x.codes), (tokens, x.codes.shape[1]), weights.blocks
     scales, bias_address = weights.scales + 4 * weights.n * group, bias.ctypes.data if len(bias) else 0
     columns = _Columns(rows_of(x.sums), bias_address, scales, out)
     rows, pitch, packed = weights.rows, weights.pitch, weights.packed
@@ -189,38 +186,25 @@ def _multiply_group(
     for block in range(first // tasks, -(-last // tasks)):
         base, column = blocks[first_block + block], block * rows
         for task in range(max(first - block * tasks, 0), min(last - block * tasks, tasks)):
-            if tokens == 1 and task * WIDTH < quarter:
-                low = task * WIDTH
-                for part in range(TILE):
-                    _begin(columns, part, column + low + part * quarter, WIDTH, start_0)
-                w = Matrix(base + pitch * (low // pairs), pitch)
-                multiply_token(codes, size[1], w, packed, pitch * (quarter // pairs), columns.sums)
-                for part in range(TILE):
-                    _scale(columns, part, column + low + part * quarter, WIDTH, factor_0, 0)
-                continue
-            for low in range(task * TASK_ROWS, min((task + 1) * TASK_ROWS, rows), ROWS):
-                count = min(ROWS, rows - low)
-                for token in range(size[0]):
-                    _begin(columns, token, column + low, count, start[token])
-                w = Matrix(base + pitch * (low // pairs), pitch)
-                multiply_rows(codes, size, w, packed, 0, count, columns.sums)
-                for token in range(tokens):
-                    _scale(columns, token, column + low, count, factors[token], token)
+            low, width, distance, parts, count = task * WIDTH, WIDTH, quarter, TILE, WIDTH
+            if low == quarter:  # the rest, quarters of which lie beside each other
+                low, parts, count = TILE * quarter, 1, rows - TILE * quarter
+                width = distance = count // TILE
+            w = Matrix(base + pitch * (low // pairs), pitch)
+            multiply_rows(codes, size, w, packed, width // pairs, pitch * (distance // pairs), columns.sums)
+            for token in range(tokens):
+                begin, factor = (start[token], factors[token]) if token else (start_0, factor_0)
+                for part in range(parts):
+                    _scale(columns, token, part, column + low + part * distance, count, begin, factor)
 
 
 @inner
-def _begin(columns: _Columns, row: int, column: int, count: int, start: int) -> None:
-    """A row of sums <- start, plus the bias of the columns from `column` on if there is one."""
+def _scale(columns: _Columns, token: int, part: int, column: int, count: int, start: int, factor: np.float32) -> None:
+    """out of a token, from `column` on, <- (a part of its sums + start + bias) * factor * scales of these columns."""
+    sums, out = columns.sums.base + columns.sums.pitch * token + 4 * WIDTH * part, columns.out
     bias = columns.bias + 4 * column if columns.bias else 0
-    begin_row(columns.sums.base + columns.sums.pitch * row, count, start, bias)
-
-
-@inner
-def _scale(columns: _Columns, row: int, column: int, count: int, factor: np.float32, target: int) -> None:
-    """Row `target` of out, from `column` on, <- a row of sums * factor * the scales of these columns."""
-    sums, out = columns.sums.base + columns.sums.pitch * row, columns.out
-    address = out.base + out.row_pitch * target + ELEMENT_BYTES[out.kind] * column
-    scale_row(sums, count, factor, columns.scales + 4 * column, out.kind, address)
+    address = out.base + out.row_pitch * token + ELEMENT_BYTES[out.kind] * column
+    scale_row(sums, count, start, bias, factor, columns.scales + 4 * column, out.kind, address)
 
 
 @inner
@@ -231,4 +215,4 @@ def _gather(quantized: Quantized, rows: NDArray[np.int64], zero: int) -> _Rows:
     for token in range(tokens):
         row, copy = source.base + source.pitch * rows[token], target.base + target.pitch * token
         start[token], factors[token] = -zero * copied_sum(row, columns, copy), quantized.factors[rows[token], 0]
-    return _Rows(x, start, factors, np.empty((len(x), ROWS), np.int32))
+    return _Rows(x, start, factors, np.empty((len(x), TASK_ROWS), np.int32))

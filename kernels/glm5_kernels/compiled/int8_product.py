@@ -19,10 +19,13 @@ from glm5_kernels.compiled.int8_backends import (
     STEP,
     TILE,
     Matrix,
-    packed_tile_product,
-    packed_token_product,
-    tile_product,
-    token_product,
+    TileSums,
+    packed_tile_1,
+    packed_tile_2,
+    packed_tile_4,
+    tile_1,
+    tile_2,
+    tile_4,
 )
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.recording import repeated
@@ -30,14 +33,15 @@ from glm5_kernels.compiled.simd import WIDTH, aligned_fp32
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
-#: Weight rows that several tokens are multiplied by at a time, and those of a task. One token takes WIDTH rows of each
-#: quarter of a matrix: a thread reads four distant places of memory at once faster than one, because the processor's
-#: prefetcher stops at the end of a page of 4 KiB.
-ROWS, TASK_ROWS = 32, 64
+#: Weight rows of a task: WIDTH of each quarter of a matrix. A thread reads four distant places of memory at once faster
+#: than one, because the processor's prefetcher stops at the end of a page of 4 KiB.
+TASK_ROWS = TILE * WIDTH
 #: Larger batches are multiplied by AMX, by a library or in pieces.
 MAX_TOKENS = 16 if AMX_INT8 else 256
 #: Tokens that are multiplied at a time: they and a task's rows stay cached.
 _TOKEN_BLOCK = 16
+#: Bytes that weights are prefetched ahead of a tile, at least.
+_AHEAD = 4096
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -48,49 +52,49 @@ def rows_of(array: NDArray[Any]) -> Matrix:
 
 @kernel
 def multiply_rows(
-    x: Matrix, size: tuple[int, int], w: Matrix, packed: bool, first: int, last: int, out: Matrix
+    x: Matrix, size: tuple[int, int], w: Matrix, packed: bool, lines: int, distance: int, out: Matrix
 ) -> None:
-    """out[:, first:last] += x times weight rows first..last transposed; weights count as w + z (`int8_backends`).
+    """out = x times TILE groups of weight rows transposed; weights count as w + z (`int8_backends`).
 
     Nothing is an array: to count references to it takes numba longer than a tile.
 
     Args:
-        x: int8 rows. size: their number, whole tiles, and K, a multiple of STEP.
-        w: rows of K int8, or of pairs of INT4. first: a multiple of TILE.
-        out: int32 [tokens, columns], written up to the next multiple of TILE behind `last`.
+        x: int8 rows, in whole tiles. size: the number of rows that count, and K, a multiple of STEP.
+        w: the first group: `lines` lines of K int8, or of pairs of INT4. distance: bytes to the next group.
+        out: int32 [tokens, weight rows], the groups one after the other.
     """
     tokens, k = size
-    steps, lines = k // STEP, TILE // 2 if packed else TILE  # rows in memory that hold TILE weight rows
+    steps, pairs, ahead = k // STEP, 2 if packed else 1, max(w.pitch, _AHEAD)
     for block in range(0, tokens, _TOKEN_BLOCK):
-        for row in range(first, last, TILE):
-            weights = Matrix(w.base + w.pitch * (row * lines // TILE), w.pitch)
-            next_weights = Matrix(weights.base + w.pitch * lines, w.pitch)
+        for line in range(lines):
+            weights = Matrix(w.base + w.pitch * line, distance)
             for token in range(block, min(block + _TOKEN_BLOCK, tokens), TILE):
-                codes = Matrix(x.base + x.pitch * token, x.pitch)
-                sums = Matrix(out.base + out.pitch * token + 4 * row, out.pitch)
+                codes, left = Matrix(x.base + x.pitch * token, x.pitch), tokens - token
+                sums = TileSums(out.base + out.pitch * token + 4 * pairs * line, out.pitch, 4 * pairs * lines)
                 if packed:
-                    packed_tile_product(codes, weights, sums, next_weights, last - row, steps)
+                    if left == 1:
+                        packed_tile_1(codes, weights, sums, steps, ahead)
+                    elif left == 2:
+                        packed_tile_2(codes, weights, sums, steps, ahead)
+                    else:
+                        packed_tile_4(codes, weights, sums, steps, ahead)
+                elif left == 1:
+                    tile_1(codes, weights, sums, steps, ahead)
+                elif left == 2:
+                    tile_2(codes, weights, sums, steps, ahead)
                 else:
-                    tile_product(codes, weights, sums, next_weights, last - row, steps)
+                    tile_4(codes, weights, sums, steps, ahead)
 
 
 @kernel
-def multiply_token(x: Matrix, k: int, w: Matrix, packed: bool, distance: int, out: Matrix) -> None:
-    """out int32 [TILE, WIDTH] += one token times WIDTH weight rows from w on, and from each `distance` bytes behind."""
-    steps, pairs = k // STEP, 2 if packed else 1
-    for line in range(WIDTH // pairs):
-        weights = Matrix(w.base + w.pitch * line, distance)
-        sums = Matrix(out.base + 4 * pairs * line, out.pitch)
-        if packed:
-            packed_token_product(x, weights, sums, weights, TILE, steps)
-        else:
-            token_product(x, weights, sums, weights, TILE, steps)
-
-
-@kernel
-def _multiply_tasks(first: int, last: int, x: NDArray[np.int8], w: Matrix, n: int, out: NDArray[np.int32]) -> None:
-    """Tasks first..last of `multiply_rows`, each ROWS of n weight rows."""
-    multiply_rows(rows_of(x), x.shape, w, False, first * ROWS, min(last * ROWS, n), rows_of(out))
+def _multiply_tasks(
+    first: int, last: int, x: NDArray[np.int8], tokens: int, w: Matrix, n: int, out: NDArray[np.int32]
+) -> None:
+    """Tasks first..last of x[:tokens] times n weight rows, a multiple of TILE."""
+    for row in range(first * TASK_ROWS, min(last * TASK_ROWS, n), TASK_ROWS):
+        lines = min(TASK_ROWS, n - row) // TILE
+        weights, sums = Matrix(w.base + w.pitch * row, w.pitch), Matrix(out.ctypes.data + 4 * row, out.strides[0])
+        multiply_rows(rows_of(x), (tokens, x.shape[1]), weights, False, lines, w.pitch * lines, sums)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -124,14 +128,14 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (tokens, k), n = a.shape, len(w)
     if not a.numel():
         return torch.zeros(tokens, n, dtype=torch.int32)
-    if k % STEP or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
+    if k % STEP or n % TILE or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
         return torch._int_mm(a, w.t()) if BACKEND.library else int8_matmul(a, w)
     if tokens > MAX_TOKENS:
         return torch.cat([matmul(part, w) for part in a.split(MAX_TOKENS)])
     x = empty_codes(padded_tokens(tokens), k)
     x[:tokens], x[tokens:] = a.numpy(), 0
-    out = np.empty((len(x), -(-n // TILE) * TILE), np.int32)
-    out[:] = -INT8_ZERO * x.sum(1, np.int32)[:, None]
+    out = np.empty((len(x), n), np.int32)
     weight = Matrix(w.data_ptr(), w.stride(0))
-    run_ranges(_multiply_tasks, -(-n // ROWS), LEAST_BYTES // (ROWS * k), x, weight, n, out)
-    return torch.from_numpy(out)[:tokens, :n]
+    run_ranges(_multiply_tasks, -(-n // TASK_ROWS), LEAST_BYTES // (TASK_ROWS * k), x, tokens, weight, n, out)
+    out -= INT8_ZERO * x.sum(1, np.int32)[:, None]
+    return torch.from_numpy(out)[:tokens]

@@ -126,26 +126,24 @@ def _codes(v: Lanes, row: Any, columns: Any, kind: Any, scale: Any, offset: Any,
 
 
 @intrinsic(factor=float32)
-def scale_row(v: Lanes, row: Any, columns: Any, factor: Any, scales: Any, kind: Any, out: Any) -> None:
-    """out [columns], FP32 or BF16 as `kind` says, <- row int32 [columns] * factor * scales fp32 [columns]."""
+def scale_row(
+    v: Lanes, row: Any, columns: Any, start: Any, bias: Any, factor: Any, scales: Any, kind: Any, out: Any
+) -> None:
+    """out [columns], FP32 or BF16 as `kind` says, <- (row + start + bias) * factor * scales fp32 [columns].
+
+    row and bias are int32 [columns]; no bias if that address is 0.
+    """
     builder = v.builder
-    factor = v.broadcast(factor)
+    factor, start = v.broadcast(factor), v.broadcast(builder.trunc(start, I32))
+    has_bias = builder.icmp_signed("!=", bias, i64_const(0))
+    integers = cgutils.alloca_once(builder, _INT32)
     with v.lane_groups(builder.sdiv(columns, i64_const(WIDTH))) as index:
-        integers = builder.bitcast(v.load(row, index), _INT32)
-        x = builder.fmul(builder.fmul(builder.sitofp(integers, V16), factor), v.load(scales, index))
-        v.store_as(x, out, index, kind)
-
-
-@intrinsic()
-def begin_row(v: Lanes, row: Any, columns: Any, start: Any, bias: Any) -> None:
-    """row int32 [columns] <- start, plus bias int32 [columns] unless that address is 0."""
-    builder = v.builder
-    count, first = builder.sdiv(columns, i64_const(WIDTH)), v.broadcast(builder.trunc(start, I32))
-    with v.lane_groups(count) as index:
-        v.store(builder.bitcast(first, V16), row, index)
-    with builder.if_then(builder.icmp_signed("!=", bias, i64_const(0))), v.lane_groups(count) as index:
-        added = builder.bitcast(v.load(bias, index), _INT32)
-        v.store(builder.bitcast(builder.add(first, added), V16), row, index)
+        builder.store(builder.add(builder.bitcast(v.load(row, index), _INT32), start), integers)
+        with builder.if_then(has_bias):
+            added = builder.bitcast(v.load(bias, index), _INT32)
+            builder.store(builder.add(builder.load(integers), added), integers)
+        x = builder.fmul(builder.sitofp(builder.load(integers), V16), factor)
+        v.store_as(builder.fmul(x, v.load(scales, index)), out, index, kind)
 
 
 @intrinsic(types.int64)
@@ -193,4 +191,4 @@ def _scale_rows(first: int, last: int, sums: Sums, out: RowAddress) -> None:
     """Rows first..last of out <- sums."""
     for row in range(first, last):
         source, target = sums.base + 4 * row * sums.columns, out.base + row * out.row_pitch
-        scale_row(source, sums.columns, sums.factors[row], sums.scales, out.kind, target)
+        scale_row(source, sums.columns, 0, 0, sums.factors[row], sums.scales, out.kind, target)
