@@ -19,8 +19,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("tokens", [0, 1, 2, 17, 300])
-@pytest.mark.parametrize("shape", [(3, 5), (64, 96), (300, 4096), (0, 8)])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 6, 17, 300])
+@pytest.mark.parametrize("shape", [(3, 5), (64, 96), (80, 64), (300, 4096), (0, 8)])
 def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
     x, weight = torch.randn(tokens, shape[1]).bfloat16(), torch.randn(shape).bfloat16()
     expected, product = x.double() @ weight.double().T, cpu.int8_linear(x, LinearWeights(weight))

@@ -8,10 +8,11 @@ import torch
 
 from glm5_kernels import int8
 from glm5_kernels.compiled import int8_product
-from glm5_kernels.compiled.int8_backends import INT4_ZERO, TILE, Matrix
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, Matrix
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
 from glm5_kernels.compiled.int8_product import rows_of
+from glm5_kernels.compiled.task_rows import LINES
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
@@ -32,7 +33,7 @@ def layer(mode: str, n: int, k: int) -> int8.LinearWeights:
 @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 16, 17, 257])
 @pytest.mark.parametrize(("n", "k"), [(1, 64), (7, 128), (300, 4224), (40, 96)])
 def test_sums_are_exact(tokens: int, n: int, k: int) -> None:
-    """Parts of a tile, of a task's rows and of a block of columns; 96 columns and 17 or 257 tokens go to a library."""
+    """Parts of a tile and of a task's rows; 1 and 7 rows, 96 columns, and 17 or 257 tokens go to a library."""
     a = codes(tokens, k)
     for w in (codes(n, k), codes(n + 3, 2 * k)[3:, k:]):
         product = int8_product.matmul(a, w)
@@ -49,7 +50,17 @@ def test_extreme_values_do_not_overflow(left: int, right: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("tokens", "n", "k"), [(1, 16, 64), (3, 608, 192), (16, 1024, 128), (17, 32, 64), (5, 24, 80), (4100, 1040, 80)]
+    ("tokens", "n", "k"),
+    [
+        (1, 16, 64),
+        (2, 144, 64),
+        (3, 608, 192),
+        (6, 64, 128),
+        (16, 1024, 128),
+        (17, 32, 64),
+        (5, 24, 80),
+        (4100, 1040, 80),
+    ],
 )
 def test_linear_layer(mode: str, dtype: torch.dtype, tokens: int, n: int, k: int) -> None:
     """More weight rows than a task has; too many tokens for one pass; sizes that lanes do not divide; several parts."""
@@ -85,7 +96,7 @@ def test_every_code_in_every_place(tokens: int) -> None:
             padded[:], padded[: len(x)] = 0, x.numpy()
             out = np.empty((len(padded), len(codes)), np.int32)
             x_rows, weights, sums = rows_of(padded), Matrix(w.data_ptr(), columns), rows_of(out)
-            lines, size = len(w) // TILE, (len(x), columns)
+            lines, size = len(w) // LINES, (len(x), columns)
             int8_product.multiply_rows(x_rows, size, weights, True, lines, lines * columns, sums)
             out -= INT4_ZERO * padded.sum(1, np.int32)[:, None]
             assert torch.equal(torch.from_numpy(out[: len(x)]), int8.int8_matmul(x, codes))

@@ -17,11 +17,11 @@ from numba.core import cgutils
 from glm5_kernels.compiled.processor import features
 from glm5_kernels.compiled.rows import prefetch_line
 from glm5_kernels.compiled.simd import I8, I16, I32, Lanes, call_llvm, i64_const, intrinsic, shuffled, sum_each
+from glm5_kernels.compiled.task_rows import LINES, address_of
 from glm5_kernels.errors import KernelUnavailableError
 
 STEP = 64  # columns of a step
-TILE = 4  # tokens of the largest tile, and lines of weights of each
-_FOUR = ir.VectorType(I32, TILE)
+_FOUR = ir.VectorType(I32, LINES)
 
 
 class Matrix(NamedTuple):
@@ -31,37 +31,18 @@ class Matrix(NamedTuple):
     pitch: int
 
 
-class TileSums(NamedTuple):
-    """The address of the int32 sums of a tile, and the bytes from a token's to the next one's, and of the lines."""
-
-    base: int
-    token_pitch: int
-    line_pitch: int
-
-
 class TileCode:
-    """Emits loads and stores of one tile: x int8 [tokens, K], w [TILE, K], out int32 [tokens, TILE, 1 or 2].
+    """Emits loads and stores of one tile: x int8 [tokens, K], w [LINES, K], out int32 [tokens, LINES, 1 or 2].
 
     rows: of weights. packed: w is uint8, two rows in the low and high halves of the bytes of a line.
     """
 
     def __init__(self, v: Lanes, arguments: Any, tokens: int, packed: bool) -> None:
-        x, w, out, self.steps, self.ahead = arguments
+        x, w, self.out, self.steps, self.ahead = arguments
         self.v, self.builder, self.packed = v, v.builder, packed
-        self.rows = 2 * TILE if packed else TILE
-        base, *pitches = (self.builder.extract_value(out, field) for field in range(3))
-        self.x, self.w = self._rows(x, tokens), self._rows(w, TILE)
-        self.out = [[self._offset(base, pitches, place) for place in zip([token] * TILE, range(TILE), strict=True)]
-                    for token in range(tokens)]  # fmt: skip
-
-    def _rows(self, matrix: Any, count: int) -> list[Any]:
-        base, pitch = (self.builder.extract_value(matrix, field) for field in range(2))
-        return [self._offset(base, [pitch], [row]) for row in range(count)]
-
-    def _offset(self, base: Any, pitches: Any, place: Any) -> Any:
-        for pitch, index in zip(pitches, place, strict=True):
-            base = self.builder.add(base, self.builder.mul(pitch, i64_const(index)))
-        return base
+        self.rows = 2 * LINES if packed else LINES
+        self.x = [address_of(v.builder, x, token) for token in range(tokens)]
+        self.w = [address_of(v.builder, w, line) for line in range(LINES)]
 
     def load(self, vector: Any, address: Any, offset: Any) -> Any:
         builder = self.builder
@@ -96,7 +77,8 @@ class TileCode:
         builder, count = self.builder, 1 + self.packed
         for line in self._lines(rows):
             part = shuffled(builder, sums, sums, [*range(count * line - rows.start, count * (line + 1) - rows.start)])
-            builder.store(part, builder.inttoptr(self.out[token][line], part.type.as_pointer())).align = 4
+            address = address_of(builder, self.out, token, line)
+            builder.store(part, builder.inttoptr(address, part.type.as_pointer())).align = 4
 
 
 @dataclass(frozen=True)
@@ -125,7 +107,7 @@ class DotProduct:
             rows = range(first, first + count)
             sums = [_zeros(builder, self.lanes, count) for _ in tile.x]
             with tile.v.loop(tile.steps) as step:
-                if len(tile.x) == TILE:
+                if len(tile.x) == LINES:
                     tile.prefetch(step, rows)
                 for part in range(0, STEP, self.columns):
                     k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
@@ -148,16 +130,16 @@ class MatrixProduct:
         if len(tile.x) == 1:
             SDOT.generate(tile)
             return
-        for first in range(0, tile.rows, TILE):
-            self._generate(tile, range(first, first + TILE))
+        for first in range(0, tile.rows, LINES):
+            self._generate(tile, range(first, first + LINES))
 
     def _generate(self, tile: TileCode, rows: range) -> None:
         """A vector has the sums of two tokens and two rows: [t r, t r+1, t+1 r, t+1 r+1]."""
-        builder, codes, pairs = tile.builder, ir.VectorType(I8, 16), range(0, TILE, 2)
+        builder, codes, pairs = tile.builder, ir.VectorType(I8, 16), range(0, LINES, 2)
         tokens = range(0, len(tile.x), 2)
-        sums = [_zeros(builder, 4, TILE // 2) for _ in tokens]
+        sums = [_zeros(builder, 4, LINES // 2) for _ in tokens]
         with tile.v.loop(tile.steps) as step:
-            if len(tile.x) == TILE:
+            if len(tile.x) == LINES:
                 tile.prefetch(step, rows)
             for part in range(0, STEP, 16):
                 k = builder.add(builder.mul(step, i64_const(STEP)), i64_const(part))
@@ -269,9 +251,8 @@ INT8_ZERO, INT4_ZERO = 128 if isinstance(BACKEND.int8, DotProduct) and BACKEND.i
 def _tile_product(tokens: int, packed: bool) -> Any:
     """The intrinsic out[t, r] = sum over k of x[t, k] * (w[r, k] + z) for `tokens` tokens and the lines of a tile.
 
-    x: a `Matrix` of int8. w: a `Matrix` of TILE lines. out: `TileSums`. steps: of STEP columns. ahead: bytes that TILE
-    tokens prefetch their lines ahead: such tokens fill the nearest cache, where the processor's own prefetcher then
-    reads at half of the rate. Tiles of fewer tokens are faster without.
+    x: a `Matrix` of int8. w: a `Matrix` of LINES lines. out: `TileSums`. steps: of STEP columns. ahead: bytes that
+    LINES tokens prefetch their lines ahead.
     """
 
     @intrinsic(x=None, w=None, out=None)
@@ -282,5 +263,5 @@ def _tile_product(tokens: int, packed: bool) -> Any:
     return tile_product
 
 
-tile_1, tile_2, tile_4 = (_tile_product(tokens, False) for tokens in (1, 2, TILE))
-packed_tile_1, packed_tile_2, packed_tile_4 = (_tile_product(tokens, True) for tokens in (1, 2, TILE))
+tile_1, tile_2, tile_4 = (_tile_product(tokens, False) for tokens in (1, 2, LINES))
+packed_tile_1, packed_tile_2, packed_tile_4 = (_tile_product(tokens, True) for tokens in (1, 2, LINES))

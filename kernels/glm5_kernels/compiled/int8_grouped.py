@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from glm5_kernels import int8
-from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, TILE, Matrix
+from glm5_kernels.compiled.int8_backends import INT4_ZERO, INT8_ZERO, STEP, Matrix
 from glm5_kernels.compiled.int8_product import (
-    TASK_ROWS,
     empty_codes,
     has_padding,
     multiply_rows,
@@ -35,6 +34,7 @@ from glm5_kernels.compiled.int8_quantize import (
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
+from glm5_kernels.compiled.task_rows import TASK_ROWS, task_rows
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
 
@@ -173,8 +173,8 @@ def _multiply_group(
 ) -> None:
     """Tasks first..last of one group.
 
-    With one token a task loads nothing from an array but scales: what earlier tasks read has taken the place of arrays
-    in the nearest cache, and a load waits behind all weights that are on their way.
+    With one token a task loads nothing from an array but scales: what earlier tasks read has replaced the arrays in
+    the nearest cache, and a load waits behind all weights that are on their way.
     """
     start, factors, tokens = x.start, x.factors, len(x.factors)
     codes, size, blocks = rows_of(x.codes), (tokens, x.codes.shape[1]), weights.blocks
@@ -182,26 +182,25 @@ def _multiply_group(
     columns = _Columns(rows_of(x.sums), bias_address, scales, out)
     rows, pitch, packed = weights.rows, weights.pitch, weights.packed
     pairs, tasks, first_block = 2 if packed else 1, -(-rows // TASK_ROWS), group * (weights.n // rows)
-    quarter, start_0, factor_0 = rows // TASK_ROWS * WIDTH, start[0], factors[0]
+    start_0, factor_0 = start[0], factors[0]
     for block in range(first // tasks, -(-last // tasks)):
         base, column = blocks[first_block + block], block * rows
         for task in range(max(first - block * tasks, 0), min(last - block * tasks, tasks)):
-            low, width, distance, parts, count = task * WIDTH, WIDTH, quarter, TILE, WIDTH
-            if low == quarter:  # the rest, quarters of which lie beside each other
-                low, parts, count = TILE * quarter, 1, rows - TILE * quarter
-                width = distance = count // TILE
-            w = Matrix(base + pitch * (low // pairs), pitch)
-            multiply_rows(codes, size, w, packed, width // pairs, pitch * (distance // pairs), columns.sums)
+            part = task_rows(task, rows)
+            w = Matrix(base + pitch * (part.first // pairs), pitch)
+            lines, distance = part.width // pairs, pitch * (part.distance // pairs)
+            multiply_rows(codes, size, w, packed, lines, distance, columns.sums)
             for token in range(tokens):
                 begin, factor = (start[token], factors[token]) if token else (start_0, factor_0)
-                for part in range(parts):
-                    _scale(columns, token, part, column + low + part * distance, count, begin, factor)
+                for run in range(part.runs):
+                    first_column = column + part.first + part.distance * run
+                    _scale(columns, token, run, first_column, part.columns, begin, factor)
 
 
 @inner
-def _scale(columns: _Columns, token: int, part: int, column: int, count: int, start: int, factor: np.float32) -> None:
-    """out of a token, from `column` on, <- (a part of its sums + start + bias) * factor * scales of these columns."""
-    sums, out = columns.sums.base + columns.sums.pitch * token + 4 * WIDTH * part, columns.out
+def _scale(columns: _Columns, token: int, run: int, column: int, count: int, start: int, factor: np.float32) -> None:
+    """out of a token, from `column` on, <- (a run of its sums + start + bias) * factor * scales of these columns."""
+    sums, out = columns.sums.base + columns.sums.pitch * token + 4 * WIDTH * run, columns.out
     bias = columns.bias + 4 * column if columns.bias else 0
     address = out.base + out.row_pitch * token + ELEMENT_BYTES[out.kind] * column
     scale_row(sums, count, start, bias, factor, columns.scales + 4 * column, out.kind, address)

@@ -17,9 +17,7 @@ from glm5_kernels.compiled.int8_backends import (
     BACKEND,
     INT8_ZERO,
     STEP,
-    TILE,
     Matrix,
-    TileSums,
     packed_tile_1,
     packed_tile_2,
     packed_tile_4,
@@ -29,19 +27,15 @@ from glm5_kernels.compiled.int8_backends import (
 )
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.recording import repeated
-from glm5_kernels.compiled.simd import WIDTH, aligned_fp32
+from glm5_kernels.compiled.simd import aligned_fp32
+from glm5_kernels.compiled.task_rows import AHEAD, LINES, TASK_ROWS, TileSums
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
-#: Weight rows of a task: WIDTH of each quarter of a matrix. A thread reads four distant places of memory at once faster
-#: than one, because the processor's prefetcher stops at the end of a page of 4 KiB.
-TASK_ROWS = TILE * WIDTH
 #: Larger batches are multiplied by AMX, by a library or in pieces.
 MAX_TOKENS = 16 if AMX_INT8 else 256
 #: Tokens that are multiplied at a time: they and a task's rows stay cached.
 _TOKEN_BLOCK = 16
-#: Bytes that weights are prefetched ahead of a tile, at least.
-_AHEAD = 4096
 
 
 @register_jitable  # type: ignore[untyped-decorator]
@@ -54,7 +48,7 @@ def rows_of(array: NDArray[Any]) -> Matrix:
 def multiply_rows(
     x: Matrix, size: tuple[int, int], w: Matrix, packed: bool, lines: int, distance: int, out: Matrix
 ) -> None:
-    """out = x times TILE groups of weight rows transposed; weights count as w + z (`int8_backends`).
+    """out = x times LINES groups of weight rows transposed; weights count as w + z (`int8_backends`).
 
     Nothing is an array: to count references to it takes numba longer than a tile.
 
@@ -64,11 +58,11 @@ def multiply_rows(
         out: int32 [tokens, weight rows], the groups one after the other.
     """
     tokens, k = size
-    steps, pairs, ahead = k // STEP, 2 if packed else 1, max(w.pitch, _AHEAD)
+    steps, pairs, ahead = k // STEP, 2 if packed else 1, max(w.pitch, AHEAD)
     for block in range(0, tokens, _TOKEN_BLOCK):
         for line in range(lines):
             weights = Matrix(w.base + w.pitch * line, distance)
-            for token in range(block, min(block + _TOKEN_BLOCK, tokens), TILE):
+            for token in range(block, min(block + _TOKEN_BLOCK, tokens), LINES):
                 codes, left = Matrix(x.base + x.pitch * token, x.pitch), tokens - token
                 sums = TileSums(out.base + out.pitch * token + 4 * pairs * line, out.pitch, 4 * pairs * lines)
                 if packed:
@@ -90,9 +84,9 @@ def multiply_rows(
 def _multiply_tasks(
     first: int, last: int, x: NDArray[np.int8], tokens: int, w: Matrix, n: int, out: NDArray[np.int32]
 ) -> None:
-    """Tasks first..last of x[:tokens] times n weight rows, a multiple of TILE."""
+    """Tasks first..last of x[:tokens] times n weight rows, a multiple of LINES."""
     for row in range(first * TASK_ROWS, min(last * TASK_ROWS, n), TASK_ROWS):
-        lines = min(TASK_ROWS, n - row) // TILE
+        lines = min(TASK_ROWS, n - row) // LINES
         weights, sums = Matrix(w.base + w.pitch * row, w.pitch), Matrix(out.ctypes.data + 4 * row, out.strides[0])
         multiply_rows(rows_of(x), (tokens, x.shape[1]), weights, False, lines, w.pitch * lines, sums)
 
@@ -107,7 +101,7 @@ def empty_codes(tokens: int, k: int) -> NDArray[np.int8]:
 @register_jitable  # type: ignore[untyped-decorator]
 def padded_tokens(tokens: int) -> int:
     """Tokens in whole tiles."""
-    return -(-tokens // TILE) * TILE
+    return -(-tokens // LINES) * LINES
 
 
 def padded_columns(columns: int) -> int:
@@ -128,7 +122,7 @@ def matmul(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (tokens, k), n = a.shape, len(w)
     if not a.numel():
         return torch.zeros(tokens, n, dtype=torch.int32)
-    if k % STEP or n % TILE or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
+    if k % STEP or n % LINES or w.stride(1) != 1 or (tokens > MAX_TOKENS and BACKEND.library):
         return torch._int_mm(a, w.t()) if BACKEND.library else int8_matmul(a, w)
     if tokens > MAX_TOKENS:
         return torch.cat([matmul(part, w) for part in a.split(MAX_TOKENS)])

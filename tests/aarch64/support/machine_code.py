@@ -25,29 +25,30 @@ def counted(function: Any, inner: str) -> dict[str, int]:
     return instructions | {"blocks": len(blocks), "calls": sum(len(re.findall(r"\tblr?\t", block)) for block in blocks)}
 
 
-def _one_token(packed: bool) -> bool:
-    """One token times 128 weight rows, four places at once: the same bits as the reference."""
+def _is_exact(packed: bool, tokens: int) -> bool:
+    """Tokens times 128 weight rows, four places at once: the same bits as the reference."""
     bits = torch.randint(-128, 128, (64 if packed else 128, 192), dtype=torch.int8)
-    codes, scale, x = int8.unpack_int4(bits) if packed else bits, torch.rand(1, 128), torch.randn(1, 192)
+    codes, scale, x = int8.unpack_int4(bits) if packed else bits, torch.rand(1, 128), torch.randn(tokens, 192)
     weights = int8_grouped.of_experts(ExpertWeights([bits.view(torch.uint8) if packed else bits]), scale)
-    product = int8_grouped.grouped_product(int8_grouped.quantized(x), int8_grouped.one_group(1), weights, x.dtype)
+    groups = int8_grouped.one_group(tokens)
+    product = int8_grouped.grouped_product(int8_grouped.quantized(x), groups, weights, x.dtype)
     expected = int8.apply_linear(x, int8.LinearWeights(codes, int8.PER_TOKEN, scale[0]), x.dtype)
     return torch.equal(product, expected)
 
 
 def main() -> None:
     exact = True
-    for tokens, rows, columns in ((7, 70, 256), (1, 3, 64), (33, 9, 128)):
+    for tokens, rows, columns in ((7, 72, 256), (1, 4, 64), (33, 12, 128)):
         a = torch.randint(-128, 128, (tokens, columns), dtype=torch.int8)
         w = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
         exact &= torch.equal(int8_product.matmul(a, w), a.int() @ w.int().T)
     x, y = torch.randn(5, 2, 64), torch.randn(2, 64, 32)
     exact &= torch.allclose(fp32_product.per_head(x, y), torch.einsum("thn,hnr->thr", x, y), atol=1e-4)
-    for packed in (False, True):
-        exact &= _one_token(packed)
+    for tokens in (1, 2, 3, 6):
+        exact &= _is_exact(False, tokens) and _is_exact(True, tokens)
     inner = {"i8mm": "smmla", "dotprod": "sdot"}[BACKEND.feature]
     instructions = {
-        "int8": counted(int8_product.multiply_rows, inner), "token": counted(int8_product.multiply_token, "sdot"),
+        "int8": counted(int8_product.multiply_rows, inner), "token": counted(int8_product.multiply_rows, "sdot"),
         "fp32": counted(fp32_product._per_head, "fmla"),
     }  # fmt: skip
     print(json.dumps({"exact": exact, **instructions}))
