@@ -155,9 +155,10 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | Non
             words = [sys.executable, HERE / "peers/ours.py", models.thin(args.work, layers), models.ids(args.work)]
             command = f"decode:1:{args.contexts[0]}:{STEPS}"
             results.run(f"{layers} thin layers", args.threads[0], [*words, "{threads}", command], logs / "engines.log")
-        for name in ["ours", *(KT if kt else ())] if args.experts else []:
-            words = [sys.executable, HERE / "peers/experts.py", name, "{threads}", *args.experts]
+        for name in [*report.OUR_EXPERTS, *(KT if kt else ())] if args.experts else []:
+            words = [sys.executable, HERE / "peers/experts.py", name.split(",")[0], "{threads}", *args.experts]
             env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}
+            env["THP_MEM_ALLOC_ENABLE"] = str(int("huge pages" in name))
             results.run(f"experts {name}", args.threads[0], words, logs / "experts.log", env)
     return results
 

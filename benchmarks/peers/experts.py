@@ -3,7 +3,8 @@
     python benchmarks/peers/experts.py ours|KT_CLASS THREADS TOKENS...      one JSON object per number of tokens
 
 The weights are the same bf16 ones, which each side rounds itself. Before every call 256 MB are read, so that caches
-are cold, and each call has other experts. `error` is the relative error to the bf16 experts.
+are cold, and each call has other experts. `error` is the relative error to the bf16 experts, `gb` what packed INT4
+of the chosen ones is.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def main() -> None:
     forward = ours(weights) if name == "ours" else kt(name, int(threads), weights)
     memory, generator = torch.ones(2**26), torch.Generator().manual_seed(1)
     for tokens in map(int, sizes):
-        error, times = 0.0, list[float]()
+        error, times, sizes = 0.0, list[float](), list[float]()
         for call in range(1 + (9 if tokens < 512 else 3)):
             x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
             ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:CHOSEN] for _ in range(tokens)])
@@ -124,10 +125,11 @@ def main() -> None:
             began = time.perf_counter()
             out = forward(x, ids, share)
             times += [1e3 * (time.perf_counter() - began)] if call else []  # the first one compiles
+            sizes.append(len(ids.unique()) * 3 * HIDDEN * WIDTH / 2 / 1e9)
             if tokens == 1:
                 want = exact(weights, x, ids, share)
                 error = float((out.float() - want).norm() / want.norm())
-        result: dict[str, Any] = {"command": f"experts:{tokens}", "ms": times, "error": error}
+        result: dict[str, Any] = {"command": f"experts:{tokens}", "ms": times, "gb": sizes, "error": error}
         print(json.dumps(result), flush=True)
 
 

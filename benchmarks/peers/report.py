@@ -20,6 +20,8 @@ from glm5_ascend.plan.inputs import tokens_per_step
 OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cpp Q4_0"
 #: Ours with the MTP layer.
 MTP = "ours, MTP"
+#: Our experts, in pages of 4 KiB and in huge ones.
+OUR_EXPERTS = "ours", "ours, huge pages"
 #: Classes of kt-kernel: INT4 with a scale per row, and per 32 columns.
 KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE")
 #: Timed steps of one request, and of several at once.
@@ -227,13 +229,22 @@ def server_table(
 
 
 def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
-    """Times of the experts alone, and their errors."""
-    names, threads = ["ours", *KT], args.threads[0]
+    """Times of the experts alone, ours also as a share of the rate at which the machine reads such pages; errors."""
+    names, threads = [*OUR_EXPERTS, *KT], args.threads[0]
     rows = [f"| experts, tokens | {' | '.join(names)} | best kt / ours |", "|---" * (len(names) + 2) + "|"]
     for tokens in args.experts:
-        middle = {name: results.median(f"experts {name}", threads, f"experts:{tokens}", "ms") for name in names}
-        cells = [f"{ms:.1f} ms" if ms else "not run" for ms in middle.values()]
-        others = [ms for name, ms in middle.items() if ms and name != "ours"]
+        cells, middle = [], {}
+        for name in names:
+            key = f"experts {name}", threads, f"experts:{tokens}"
+            ms = middle[name] = results.median(*key, "ms")
+            cells.append(f"{ms:.1f} ms" if ms else "not run")
+            if ms and name in OUR_EXPERTS:
+                rate = (results.median(*key, "gb") or math.nan) / ms * 1e3
+                read = (
+                    results.median(f"read, huge pages {OUR_EXPERTS.index(name)}", threads, "read", "gb_s") or math.nan
+                )
+                cells[-1] += f", {rate:.1f} GB/s ({rate / read:.0%} of {read:.1f})"
+        others = [ms for name, ms in middle.items() if ms and name in KT]
         ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""
         rows.append(f"| {tokens} | {' | '.join(cells)} | {ratio} |")
     errors = [(name, results.median(f"experts {name}", threads, "experts:1", "error")) for name in names]
