@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from glm5_kernels.compiled import bf16_linear
 from glm5_kernels.int8 import LinearWeights
 from tests.ops.support.implementations import cpu
+from tests.support.command import ROOT, environment
+
+#: Products with so many columns that what they copy of the tokens is memory of its own.
+LARGE = """
+import torch
+from glm5_kernels import int8
+from glm5_kernels.compiled.int8_linear import apply_linear
+for tokens in (1, 2, 5, 16):
+    x, weight, scale = torch.randn(tokens, 12288).bfloat16(), torch.randn(80, 12288).bfloat16(), torch.rand(80)
+    product, expected = apply_linear(x, int8.LinearWeights(weight), x.dtype), x.double() @ weight.double().T
+    torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-5 * 12288)
+    layer = int8.LinearWeights(weight.to(torch.int8), int8.PER_TOKEN, scale)
+    assert torch.equal(apply_linear(x, layer, x.dtype), int8.apply_linear(x, layer, x.dtype))
+print("equal")
+"""
 
 
 @pytest.fixture(params=["in fp32", "in blocks of a weight", "as on this CPU"])
@@ -36,3 +54,12 @@ def test_only_bf16_of_several_tokens_is_widened(monkeypatch: pytest.MonkeyPatch)
     assert not bf16_linear.widens(one, weight) and not bf16_linear.widens(two.float(), weight.float())
     monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", True)
     assert not bf16_linear.widens(two, weight)
+
+
+def test_copies_of_tokens_are_held() -> None:
+    """With this setting Linux takes back what is freed at once: a kernel that still reads it ends the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=False, cwd=ROOT,
+        env=environment() | {"MALLOC_MMAP_THRESHOLD_": "512", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "equal\n", done.stderr[-2000:]

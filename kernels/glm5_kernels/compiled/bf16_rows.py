@@ -99,9 +99,9 @@ def _per_head(first: Any, last: Any, sizes: Any, x: RowAddress, w: RowAddress, o
     codes, sums = aligned_fp32(padded * k // 2), np.empty((padded, TASK_ROWS), np.float32)
     for element in range(tokens * k // 2, len(codes)):
         codes[element] = 0
-    start, target = codes.ctypes.data, sums.ctypes.data
     gathered = -1
     for task in range(first, last):
+        start, target = codes.ctypes.data, sums.ctypes.data  # numba frees arrays that a loop does not name
         head, part = task // tasks, task_rows(task % tasks, n)
         if head != gathered:
             gathered = head
