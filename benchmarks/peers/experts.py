@@ -116,7 +116,7 @@ def main() -> None:
     forward = ours(weights) if name == "ours" else kt(name, int(threads), weights)
     memory, generator = torch.ones(2**26), torch.Generator().manual_seed(1)
     for tokens in map(int, sizes):
-        error, times, sizes = 0.0, list[float](), list[float]()
+        error, times, read = 0.0, list[float](), list[float]()
         for call in range(1 + (40 if tokens <= 8 else 9 if tokens < 512 else 3)):
             x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
             ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:CHOSEN] for _ in range(tokens)])
@@ -125,11 +125,11 @@ def main() -> None:
             began = time.perf_counter()
             out = forward(x, ids, share)
             times += [1e3 * (time.perf_counter() - began)] if call else []  # the first one compiles
-            sizes.append(len(ids.unique()) * 3 * HIDDEN * WIDTH / 2 / 1e9)
+            read.append(len(ids.unique()) * 3 * HIDDEN * WIDTH / 2 / 1e9)
             if tokens == 1:
                 want = exact(weights, x, ids, share)
                 error = float((out.float() - want).norm() / want.norm())
-        result: dict[str, Any] = {"command": f"experts:{tokens}", "ms": times, "gb": sizes, "error": error}
+        result: dict[str, Any] = {"command": f"experts:{tokens}", "ms": times, "gb": read, "error": error}
         print(json.dumps(result), flush=True)
 
 

@@ -240,9 +240,8 @@ def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
             cells.append(f"{ms:.1f} ms" if ms else "not run")
             if ms and name in OUR_EXPERTS:
                 rate = (results.median(*key, "gb") or math.nan) / ms * 1e3
-                read = (
-                    results.median(f"read, huge pages {OUR_EXPERTS.index(name)}", threads, "read", "gb_s") or math.nan
-                )
+                pages = OUR_EXPERTS.index(name)
+                read = results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or math.nan
                 cells[-1] += f", {rate:.1f} GB/s ({rate / read:.0%} of {read:.1f})"
         others = [ms for name, ms in middle.items() if ms and name in KT]
         ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""

@@ -12,7 +12,7 @@ from glm5_kernels.compiled.int8_backends import INT4_ZERO, Matrix
 from glm5_kernels.compiled.int8_grouped import Groups, grouped_product, of_experts, quantized, takes_weight
 from glm5_kernels.compiled.int8_linear import apply_linear
 from glm5_kernels.compiled.int8_product import rows_of
-from glm5_kernels.compiled.task_rows import LINES
+from glm5_kernels.compiled.task_rows import LINES, padded_tokens
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]
@@ -92,7 +92,7 @@ def test_every_code_in_every_place(tokens: int) -> None:
     codes = int8.unpack_int4(w.view(torch.int8))
     for rows in (torch.eye(columns, dtype=torch.int8), torch.full((tokens, columns), -128, dtype=torch.int8)):
         for x in rows.split(tokens):
-            padded = int8_product.empty_codes(int8_product.padded_tokens(len(x)), columns)
+            padded = int8_product.empty_codes(padded_tokens(len(x)), columns)
             padded[:], padded[: len(x)] = 0, x.numpy()
             out = np.empty((len(padded), len(codes)), np.int32)
             x_rows, weights, sums = rows_of(padded), Matrix(w.data_ptr(), columns), rows_of(out)

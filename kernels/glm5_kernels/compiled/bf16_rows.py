@@ -27,7 +27,7 @@ from glm5_kernels.compiled.simd import (
     shuffled,
     sum_each,
 )
-from glm5_kernels.compiled.task_rows import AHEAD, LINES, TASK_ROWS, TileSums, address_of, task_rows
+from glm5_kernels.compiled.task_rows import AHEAD, LINES, TASK_ROWS, TileSums, address_of, padded_tokens, task_rows
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 
 #: More tokens are torch's.
@@ -95,7 +95,7 @@ def _per_head(first: Any, last: Any, sizes: Any, x: RowAddress, w: RowAddress, o
     """Tasks first..last, each TASK_ROWS rows of a head; rows of x and out are (token, head), rows of w (head, n)."""
     tokens, n, k = sizes
     tasks, pitch, ahead = -(-n // TASK_ROWS), 2 * k, max(w.row_pitch, AHEAD)
-    padded = -(-tokens // LINES) * LINES
+    padded = padded_tokens(tokens)
     codes, sums = aligned_fp32(padded * k // 2), np.empty((padded, TASK_ROWS), np.float32)
     for element in range(tokens * k // 2, len(codes)):
         codes[element] = 0

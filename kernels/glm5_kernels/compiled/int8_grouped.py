@@ -19,7 +19,6 @@ from glm5_kernels.compiled.int8_product import (
     has_padding,
     multiply_rows,
     padded_columns,
-    padded_tokens,
     rows_of,
 )
 from glm5_kernels.compiled.int8_quantize import (
@@ -34,7 +33,7 @@ from glm5_kernels.compiled.int8_quantize import (
 from glm5_kernels.compiled.jit import inner, kernel
 from glm5_kernels.compiled.rows import ELEMENT_BYTES, RowAddress, matrix_address
 from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.task_rows import TASK_ROWS, task_rows
+from glm5_kernels.compiled.task_rows import TASK_ROWS, padded_tokens, task_rows
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.w4a8_moe import ExpertWeights
 

@@ -28,7 +28,7 @@ from glm5_kernels.compiled.int8_backends import (
 from glm5_kernels.compiled.jit import kernel
 from glm5_kernels.compiled.recording import repeated
 from glm5_kernels.compiled.simd import aligned_fp32
-from glm5_kernels.compiled.task_rows import AHEAD, LINES, TASK_ROWS, TileSums
+from glm5_kernels.compiled.task_rows import AHEAD, LINES, TASK_ROWS, TileSums, padded_tokens
 from glm5_kernels.compiled.threads import LEAST_BYTES, run_ranges
 from glm5_kernels.int8 import int8_matmul
 
@@ -96,12 +96,6 @@ def empty_codes(tokens: int, k: int) -> NDArray[np.int8]:
     """Uninitialised int8 [tokens, k], 64-byte aligned, k a multiple of 4."""
     codes: NDArray[np.int8] = aligned_fp32(tokens * k // 4).view(np.int8).reshape(tokens, k)
     return codes
-
-
-@register_jitable  # type: ignore[untyped-decorator]
-def padded_tokens(tokens: int) -> int:
-    """Tokens in whole tiles."""
-    return -(-tokens // LINES) * LINES
 
 
 def padded_columns(columns: int) -> int:

@@ -42,6 +42,12 @@ def task_rows(task: int, rows: int) -> TaskRows:
     return TaskRows(LINES * quarter, left // LINES, left // LINES, 1, left)
 
 
+@register_jitable  # type: ignore[untyped-decorator]
+def padded_tokens(tokens: int) -> int:
+    """Tokens in whole tiles of LINES."""
+    return -(-tokens // LINES) * LINES
+
+
 class TileSums(NamedTuple):
     """The address of the sums of a tile, and the bytes from those of a token, and of a line, to the next ones."""
 
