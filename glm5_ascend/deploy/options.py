@@ -33,7 +33,6 @@ class RenderTarget(StrEnum):
     compose = "compose"
     k8s = "k8s"
     kustomize = "kustomize"
-    recipe = "recipe"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class RenderOptions:
     """Options of `render`."""
 
     profile: Annotated[str, Option(_PROFILE, "NAME")]
-    to: Annotated[RenderTarget | str, Option("shell, compose, k8s, kustomize or recipe.", "TARGET")]
+    to: Annotated[RenderTarget | str, Option("shell, compose, k8s or kustomize.", "TARGET")]
     _: KW_ONLY
     model: Annotated[str, Option("Path of the checkpoint on the machines.", "PATH")] = "/models/glm5"
     out: Annotated[

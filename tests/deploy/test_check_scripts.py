@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
 from tests.support.command import ROOT, TIMEOUT_S
 from tests.support.listening import listening
@@ -58,7 +58,7 @@ def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> AbstractCo
 @pytest.fixture
 def health(tmp_path: Path) -> Path:
     script = tmp_path / "health.sh"
-    script.write_text(HEALTH)
+    script.write_text(rendered("health.sh.j2"))
     return script
 
 
@@ -128,7 +128,7 @@ def test_an_engine_that_stands_still_is_seen(health: Path) -> None:
 @pytest.fixture
 def checks(tmp_path: Path) -> Callable[..., Done]:
     """checks.sh in an image whose torch loads a back end that finds no driver, as torch_npu does without CANN."""
-    (tmp_path / "checks.sh").write_text(CHECKS)
+    (tmp_path / "checks.sh").write_text(rendered("checks.sh.j2"))
     (tmp_path / "bin").mkdir()
     ours = tmp_path / "bin" / "glm5-ascend"
     ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m glm5_ascend "$@"\n')

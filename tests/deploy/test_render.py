@@ -12,8 +12,8 @@ import yaml
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.deploy.rendering.check_scripts import CHECKS, HEALTH
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
+from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.launch import GUARDS
 from tests.deploy.support.judges import checked, program
@@ -123,9 +123,8 @@ def test_the_script_guards_a_server_with_a_key(started) -> None:  # type: ignore
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     folders = [written(tmp_path / name, name, "shell") for name in ("cpu", *SHAPES)]
     scripts = [script for folder in folders for script in sorted(folder.glob("*.sh"))]
-    for name, text in (("health", HEALTH), ("checks", CHECKS)):
-        (tmp_path / f"{name}.sh").write_text(text)
-    scripts += [*tmp_path.glob("*.sh"), ROOT / "deploy/run-in-container.sh"]
+    (tmp_path / "checks.sh").write_text(rendered("checks.sh.j2"))
+    scripts += [tmp_path / "checks.sh", ROOT / "deploy/run-in-container.sh"]
     checked(program("shellcheck", "shellcheck"), "--shell=bash", *scripts)
 
 
@@ -162,7 +161,7 @@ def test_the_command_writes_every_target_once(tmp_path: Path) -> None:
         arguments = ["deploy", "render", "--profile", "a3-pd", "--to", target, "--out", str(tmp_path / target)]
         assert run(arguments) == 0
         assert run(arguments) == 2  # the folder is no longer empty
-        name = "models/zh/THUDM/a3-pd.yaml" if target == "recipe" else "proxy.sh"
+        name = "base/proxy.yaml" if target == "kustomize" else "proxy.sh"
         assert (tmp_path / target / name).is_file()
     assert os.access(tmp_path / "shell" / "serve-decode.sh", os.X_OK)
 
@@ -174,7 +173,7 @@ def test_the_command_tells_in_json_what_the_function_returns(
     from glm5_ascend.deploy import render
 
     rendered = render("a3-1m", to="shell", out=str(tmp_path / "one")).to_dict()
-    assert rendered["files"] == [str(tmp_path / "one" / name) for name in ("serve-server.sh", "router.sh")]
+    assert rendered["files"] == [str(tmp_path / "one" / name) for name in ("serve-server.sh", "router.sh", "health.sh")]
     arguments = ["deploy", "render", "--profile", "a3-1m", "--to", "shell", "--out", str(tmp_path / "two"), "--json"]
     assert run(arguments) == 0
     assert json.loads(capsys.readouterr().out.replace("two", "one")) == rendered

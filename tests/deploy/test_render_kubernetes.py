@@ -13,7 +13,7 @@ import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.kubernetes_front import ROUTER_VERSION
+from glm5_ascend.deploy.rendering.context import ROUTER_VERSION
 from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, tool_environment

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from glm5_ascend.deploy import render
-from glm5_ascend.deploy.rendering.yaml_text import dumped
+from glm5_ascend.deploy.rendering.templates import yaml_value
 from tests.deploy.support.judges import checked
 from tests.deploy.support.rendered import SHAPES
 
@@ -32,7 +32,7 @@ def test_the_overlay_builds_what_k8s_writes_and_the_secret(tmp_path: Path) -> No
 @pytest.mark.parametrize("word", ["1e3", "12E-3", "0o17", "+1.5e3", ".5e3", "1234567890123e45", "yes", "12"])
 def test_words_that_are_numbers_elsewhere_are_quoted(word: str) -> None:
     """Kubernetes' reader takes 1e3 for a number, and a Secret's name or an annotation is none."""
-    assert dumped([{"name": word}]) == f"name: '{word}'\n"
+    assert yaml_value(word) == f"'{word}'"
 
 
 def test_scripts_are_blocks_and_nothing_is_an_anchor(tmp_path: Path) -> None:

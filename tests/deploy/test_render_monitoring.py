@@ -11,14 +11,16 @@ import pytest
 import yaml
 
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.deploy.rendering.check_scripts import HEALTH
-from glm5_ascend.deploy.rendering.monitoring import ALERTS, objects, selected
+from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.deploy.rendering.values import PodValues
 from tests.deploy.support.judges import checked, program
 
 PROFILE = load("a3-2node")
-EXPRESSIONS = [selected(item[0], PROFILE) for item in ALERTS.values()]
-RULES: dict[str, Any] = next(item for item in objects(PROFILE, PodValues()) if item["kind"] == "PrometheusRule")["spec"]
+MONITORED = PodValues.model_validate({"monitoring": {"enabled": True}})
+_, RULES = yaml.safe_load_all(rendered_texts(PROFILE, "k8s", "/m", MONITORED)["monitoring.yaml"])
+ALERTS: list[dict[str, Any]] = RULES["spec"]["groups"][0]["rules"]
+EXPRESSIONS = [alert["expr"] for alert in ALERTS]
 DRAFTS = "vllm:spec_decode_num"
 RUNNING, GENERATED = "vllm:num_requests_running", "vllm:generation_tokens_total"
 ENDED = 'vllm:request_success_total{{finished_reason="{}"}}'.format
@@ -57,18 +59,18 @@ def labelled(series: str, job: str) -> str:
 @pytest.mark.long
 def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     """Silent on a server that is well, and on another job of the cluster that is not."""
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES["spec"]))
     cases = []
-    for alert, (expression, _, summary) in ALERTS.items():
-        ill, well = FIRING[alert]
-        grouped = "sum by" in expression or "max by" in expression
+    for alert in ALERTS:
+        ill, well = FIRING[alert["alert"]]
+        grouped = "sum by" in alert["expr"] or "max by" in alert["expr"]
         for series, job, fires in ((ill, PROFILE.name, True), (well, PROFILE.name, False), (ill, "another", False)):
             labels = {"severity": "warning", "pod": "server-0", **({} if grouped else {"job": job})}
-            firing = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+            firing = [{"exp_labels": labels, "exp_annotations": alert["annotations"]}] if fires else []
             cases.append({
                 "interval": "1m",
                 "input_series": [{"series": labelled(name, job), "values": values} for name, values in series.items()],
-                "alert_rule_test": [{"eval_time": "2h", "alertname": alert, "exp_alerts": [firing] if fires else []}],
+                "alert_rule_test": [{"eval_time": "2h", "alertname": alert["alert"], "exp_alerts": firing}],
             })  # fmt: skip
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": cases}))
     checked(program("promtool", "prometheus"), "test", "rules", tmp_path / "tests.yaml")
@@ -82,9 +84,9 @@ def test_every_series_is_one_of_vllms_and_of_this_job() -> None:
     names_in_source = set()
     for path in (folder / "metrics" / "loggers.py", folder / "spec_decode" / "metrics.py"):
         names_in_source |= set(re.findall(r'"(vllm:[a-z_]+)"', path.read_text()))
-    used = {name for item in [*EXPRESSIONS, HEALTH] for name in re.findall(r"vllm:[a-z_]+", item)}
+    used = {name for item in [*EXPRESSIONS, rendered("health.sh.j2")] for name in re.findall(r"vllm:[a-z_]+", item)}
     assert len(used) > 5
     assert {re.sub(r"_(total|bucket)$", "", name) for name in used} <= names_in_source
-    for item in EXPRESSIONS:
-        for name, job in re.findall(r"(vllm:\w+|process_\w+)(\{job=\"a3-2node\")?", item):
-            assert job, (name, item)
+    for expression in EXPRESSIONS:
+        for name, job in re.findall(r"(vllm:\w+|process_\w+)(\{job=\"a3-2node\")?", expression):
+            assert job, (name, expression)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from glm5_ascend.deploy.rendering.image import MANAGERS, MOUNTS
+from glm5_ascend.deploy.rendering.context import MANAGERS, MOUNTS
 from glm5_ascend.engine_lines import STABLE
 from tests.support.command import ROOT
 

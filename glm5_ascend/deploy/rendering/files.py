@@ -9,24 +9,14 @@ from typing import Any
 
 from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
-from glm5_ascend.deploy.rendering import compose, kubernetes, kustomize, recipe, scripts
-from glm5_ascend.deploy.rendering.kubernetes import DEFAULTS
+from glm5_ascend.deploy.rendering.context import Files
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.errors import ConfigError, OutputError, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.options import StrPath, with_options
 
-TARGETS = {
-    RenderTarget.shell: scripts.files,
-    RenderTarget.compose: compose.files,
-    RenderTarget.recipe: recipe.files,
-}
-#: Targets that read a file of values.
-WITH_VALUES = {
-    RenderTarget.k8s: kubernetes.files,
-    RenderTarget.kustomize: kustomize.files,
-}
+DEFAULTS = PodValues()
 #: Characters with a meaning for shells, mounts or compose.
 _NOT_PLAIN = re.compile(r"[^\w./@+=,%-]")
 
@@ -75,19 +65,19 @@ def _values(target: str, path: StrPath | None) -> PodValues:
     """The cluster's values; raises ConfigError for targets without any."""
     if path is None:
         return DEFAULTS
-    if target not in WITH_VALUES:
+    if target not in (RenderTarget.k8s, RenderTarget.kustomize):
         raise ConfigError(
             f"--to {target}: takes no --values",
-            f"they are for {', '.join(WITH_VALUES)}; scripts take --open, VLLM_API_KEY and NIC",
+            "they are for k8s, kustomize; scripts take --open, VLLM_API_KEY and NIC",
         )
     return read_yaml(Path(path), PodValues, tip="deploy/schemas/values.json describes the keys")
 
 
 def rendered_texts(profile: Profile, target: str, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
     """File name -> text; see `render` for the arguments and the `ConfigError`s."""
-    if target not in [*TARGETS, *WITH_VALUES]:
-        raise ConfigError(f"--to {target}: unknown", f"one of {', '.join([*TARGETS, *WITH_VALUES])}")
-    if profile.platform == "cpu" and target in ("compose", *WITH_VALUES):
+    if target not in TARGETS:
+        raise ConfigError(f"--to {target}: unknown", f"one of {', '.join(TARGETS)}")
+    if profile.platform == "cpu" and target != RenderTarget.shell:
         raise ConfigError("profile cpu has no container image", "--to shell")
     odd = re.search(_NOT_PLAIN, model)
     if not Path(model).is_absolute() or odd:
@@ -95,6 +85,62 @@ def rendered_texts(profile: Profile, target: str, model: str, values: PodValues 
         raise ConfigError(
             f"--model {shown(model, 200)}: {what}", "give the machines' path, of letters, digits and . _ - + = @ % , /"
         )
-    if target in WITH_VALUES:
-        return WITH_VALUES[RenderTarget(target)](profile, model, values)
-    return TARGETS[RenderTarget(target)](profile, model)
+    if profile.proxy and values.replicas > 1:  # a second group would get no requests
+        raise ConfigError("replicas: the proxy of PD knows the pods of one group", "render again for another namespace")
+    return TARGETS[RenderTarget(target)](Files(profile, model, values))
+
+
+def shell(files: Files) -> dict[str, str]:
+    """A script per role, one for router or proxy, and the check of a server's health."""
+    texts = {server.script_name: server.script() for server in files.servers}
+    return texts | dict([files.front_script()]) | {"health.sh": files.text("health.sh.j2")}
+
+
+def compose(files: Files) -> dict[str, str]:
+    """One service per role, on the host's network; the same file goes to every machine."""
+    return {"compose.yaml": files.text("compose.yaml.j2")} | _server_images(files) | shell(files)
+
+
+def _server_images(files: Files) -> dict[str, str]:
+    return {server.dockerfile: files.text("Dockerfile.j2", machine=server.machine) for server in files.servers}
+
+
+def kubernetes(files: Files) -> dict[str, str]:
+    """The objects with the Dockerfiles of their images, and the script of router or proxy to read."""
+    return _objects(files) | _images(files) | dict([files.front_script()])
+
+
+def _images(files: Files) -> dict[str, str]:
+    """Dockerfiles of servers and router; the proxy runs in the servers' image."""
+    router = {} if files.profile.proxy else {"Dockerfile.router": files.text("Dockerfile.router.j2")}
+    return _server_images(files) | router
+
+
+def _objects(files: Files) -> dict[str, str]:
+    texts = {f"{server.role.name}.yaml": server.objects() for server in files.servers}
+    texts["proxy.yaml" if files.profile.proxy else "router.yaml"] = files.text("front.yaml.j2", **files.front())
+    texts["network.yaml"] = files.text("network.yaml.j2")
+    if files.values.monitoring.enabled:
+        count = max(server.count for server in files.servers)
+        texts["monitoring.yaml"] = files.text("monitoring.yaml.j2", most_servers=count)
+    return texts
+
+
+def kustomize(files: Files) -> dict[str, str]:
+    """The objects as a base, which a new rendering replaces, and an overlay, which is the user's."""
+    texts = _objects(files)
+    return {
+        **{f"base/{name}": text for name, text in texts.items()},
+        "base/kustomization.yaml": files.text("kustomization.yaml.j2", resources=list(texts)),
+        "overlays/mine/kustomization.yaml": files.text("overlay.yaml.j2"),
+        "overlays/mine/api-key.env": files.text("api-key.env.j2"),
+        **_images(files),
+    }
+
+
+TARGETS = {
+    RenderTarget.shell: shell,
+    RenderTarget.compose: compose,
+    RenderTarget.k8s: kubernetes,
+    RenderTarget.kustomize: kustomize,
+}
