@@ -20,7 +20,6 @@ def register(app: typer.Typer) -> None:
         app, "accept", run,
         "accept glm5-w4a8 --profile a3-single-w4a8 --against GLM-5",
         "accept glm5-w4a8 --profile cpu --minutes 1",
-        "accept glm5-w4a8 --profile a3-single-w4a8 --simulate-npu",
         json="Also print the report as JSON on stdout.",
     )  # fmt: skip
 
@@ -28,7 +27,8 @@ def register(app: typer.Typer) -> None:
 def run(options: AcceptOptions, output: Output) -> int:
     """Accept a machine: doctor, parity, serve, smoke, eval, load test against the plan, watch.
 
-    OPENAI_API_KEY is the server's API key, if it needs one.
+    Where the profile's NPUs are missing, only doctor and plan run. OPENAI_API_KEY is the server's API key, if it needs
+    one.
     """
     from glm5_ascend.deploy.acceptance.run import accept
 
@@ -39,8 +39,6 @@ def run(options: AcceptOptions, output: Output) -> int:
 
 def _show(result: StepResult) -> None:
     print(printable(f"{result.name:<9} {result.status:<8} {result.seconds:>7.1f} s  {result.verdict}"), flush=True)
-    if result.send:
-        print(printable(f"          send: {result.send}"), flush=True)
 
 
 def _silent(result: StepResult) -> None:

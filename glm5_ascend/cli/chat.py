@@ -132,14 +132,14 @@ def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console)
     from glm5_ascend.serve.conversation import THINKING, TOOL_CALL
 
     start, last = 0.0, ""
-    for kind, text in pieces:
+    for channel, text in pieces:
         start = start or time.monotonic()  # of decoding: the prompt and a first compilation come before
-        if last and kind != last:
+        if last and channel != last:
             console.print()
-        shown = f"call {text}" if kind == TOOL_CALL else text
-        style = "dim" if kind == THINKING else "cyan" if kind == TOOL_CALL else ""
+        shown = f"call {text}" if channel == TOOL_CALL else text
+        style = "dim" if channel == THINKING else "cyan" if channel == TOOL_CALL else ""
         console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", soft_wrap=True)
-        last = kind
+        last = channel
     seconds, (prompt, completion) = time.monotonic() - start, conversation.usage
     console.print(f"\n[{prompt} + {completion} tokens, {completion / max(seconds, 1e-9):.1f} tokens/s]", style="dim")
 

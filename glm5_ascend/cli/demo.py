@@ -22,15 +22,6 @@ from glm5_ascend.demo_model.resources import DemoModel
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 from glm5_ascend.options import Argument, StrPath
 
-WEATHER_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-
 
 @dataclass(frozen=True)
 class DemoOptions:
@@ -66,13 +57,15 @@ def chat(port: int) -> None:
     """Ask a question that needs thinking, and one that needs a tool."""
     from openai import OpenAI
 
+    from glm5_ascend.serve.smoke import WEATHER
+
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
     answer = _ask(client, "What is 47 + 38?")
     print(f"answer    {(answer.content or '').strip()}")
     if not answer.content:
         raise CheckFailedError("the model answered with nothing", "see the server's log")
 
-    answer = _ask(client, "What is the weather in Oslo?", tools=[WEATHER_TOOL])
+    answer = _ask(client, "What is the weather in Oslo?", tools=[WEATHER])
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in answer.tool_calls or []]
     for name, arguments in calls:
         print(f"tool call {name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})")

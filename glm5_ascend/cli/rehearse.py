@@ -30,10 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run(options: RehearseOptions, output: Output) -> int:
-    """Build, load, weigh and run a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
+    """Build, load and weigh a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
 
     GLM5_REHEARSAL names the environment that --prepare made. What follows `--` goes to vLLM, after the profile's flags.
-    Operators are called for shapes only.
     """
     if options.prepare is not None:
         from glm5_ascend.deploy.rehearsal.environment import prepare
@@ -63,7 +62,7 @@ def row(rank: RehearsedRank) -> list[str]:
     return [
         rank.role, f"{rank.rank} of {rank.world}", _gb(measured.parameter_bytes), _percent(off.get("parameters")),
         _gb(measured.resident_bytes), cache, _percent(off.get("cache")), tokens,
-        "ok" if not rank.problems else f"{len(rank.problems)} problem" + ("" if len(rank.problems) == 1 else "s"),
+        f"problems: {len(measured.problems)}" if measured.problems else "ok",
     ]  # fmt: skip
 
 
@@ -86,7 +85,7 @@ def notes(rehearsal: Rehearsal) -> Iterator[str]:
 
     problems: dict[str, list[str]] = {}
     for rank in rehearsal.ranks:
-        for problem in rank.problems:
+        for problem in rank.report.problems:
             problems.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
     for problem, ranks in problems.items():
         yield f"problem: {problem} ({', '.join(ranks)})"

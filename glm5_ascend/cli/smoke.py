@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 from glm5_ascend.serve.options import SmokeOptions
-
-LONGEST_DEFAULT = 8192
 
 
 def register(app: typer.Typer) -> None:
@@ -29,13 +27,10 @@ def run(options: SmokeOptions, output: Output) -> int:
     from glm5_ascend.serve.client import Client, server_address
 
     client = Client(server_address(options.url), key=os.environ.get("OPENAI_API_KEY", ""))
-    entry, long_tokens = client.entry(), options.long_tokens
-    if long_tokens is None:
-        long_tokens = min(LONGEST_DEFAULT, (entry.get("max_model_len") or 2 * LONGEST_DEFAULT) // 2)
-    results = smoke.run(replace(client, model=entry["id"]), long_tokens)
+    model, results = client.entry()["id"], smoke.run(client)
     code = EXIT_CHECK_FAILED if any(result.status == smoke.FAILED for result in results) else EXIT_OK
     report = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code, "url": options.url}
     lines = [printable(f"{result.check:<15} {result.status:<8} {result.detail}") for result in results]
     checks = [asdict(result) for result in results]
-    output.write(report | {"model": entry["id"], "checks": checks}, [*lines, smoke.verdict(results)])
+    output.write(report | {"model": model, "checks": checks}, [*lines, smoke.verdict(results)])
     return code

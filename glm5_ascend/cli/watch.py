@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import EXIT_OK, printable
-from glm5_ascend.serve.options import WatchCommandOptions, WatchOptions
+from glm5_ascend.serve.options import WatchOptions
 
 if TYPE_CHECKING:
-    from glm5_ascend.serve.watching.judge import WatchState
+    from glm5_ascend.serve.watching.poll import WatchPoll
+
+#: Polls of `--once`: a fault in one poll alone may be an accident.
+ONCE = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -26,23 +28,23 @@ def register(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-def run(options: WatchCommandOptions, output: Output) -> int:
+def run(options: WatchOptions, output: Output) -> int:
     """Watch a server for garbage: known questions, log-probabilities, repeats, empty tool calls, MTP acceptance."""
     from glm5_ascend.serve.watching import api
 
-    options = replace(options, key=options.key or os.environ.get("OPENAI_API_KEY", ""))
-    url, file = options.url, options.learn
+    url, file, key = options.url, options.learn, os.environ.get("OPENAI_API_KEY", "")
     if file is not None:
-        recorded = api.learn_canaries(
-            url, file, canaries=options.canaries, model=options.model, timeout=options.timeout, key=options.key
-        )
+        recorded = api.learn_canaries(url, file, canaries=options.canaries, key=key)
         count = len(recorded.canaries)
         report = {"schema_version": 1, "command": "watch", "ok": True, "exit_code": 0, "file": str(file)}
         text = f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"
         output.write(report | {"canaries": count, "tokens_per_step": recorded.tokens_per_step}, [printable(text)])
         return EXIT_OK
-    values = {name: getattr(options, name) for name in WatchOptions.__dataclass_fields__ if name != "_"}
-    result = api.watch(WatchOptions(**values | {"on_poll": None if output.json else PollPrinter().show}))
+    polls, interval = (ONCE, 0.0) if options.once else (0, api.INTERVAL_S)
+    result = api.watch(
+        url, canaries=options.canaries, polls=polls, interval=interval, textfile=options.textfile, key=key,
+        on_poll=None if output.json else PollPrinter().show,
+    )  # fmt: skip
     output.write(result.to_dict(), [printable(result.verdict)])
     return result.exit_code
 
@@ -53,11 +55,11 @@ class PollPrinter:
     def __init__(self) -> None:
         self.last: tuple[bool, frozenset[str]] | None = None
 
-    def show(self, number: int, state: WatchState) -> None:
-        current = state.reached, frozenset(state.findings)
+    def show(self, polls: int, poll: WatchPoll) -> None:
+        current = poll.reached, frozenset(poll.findings)
         if current != self.last:
-            findings = "; ".join(f"{name}: {text}" for name, text in state.findings.items()) or "healthy"
-            print(printable(f"poll {number}: {findings if state.reached else 'no answer'}"), flush=True)
-            for line in state.messages[:3] if state.findings or not state.reached else ():
+            findings = "; ".join(f"{name}: {text}" for name, text in poll.findings.items()) or "healthy"
+            print(printable(f"poll {polls}: {findings if poll.reached else 'no answer'}"), flush=True)
+            for line in poll.messages[:3] if poll.findings or not poll.reached else ():
                 print(printable(f"  {line}"), flush=True)
         self.last = current

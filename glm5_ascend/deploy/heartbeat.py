@@ -79,15 +79,15 @@ class FleetHeartbeat:
 
     def run(self, interval: float, beats: int = 0) -> None:
         """Beat every `interval` seconds, `beats` times; 0: until interrupted. Errors of the router are reported."""
-        number = 0
+        count = 0
         while True:
             began = time.monotonic()
             try:
                 self.beat()
             except Glm5Error as error:
                 self.report(f"no heartbeat: {error.message}")
-            number += 1
-            if number == beats:
+            count += 1
+            if count == beats:
                 return
             time.sleep(max(0.0, began + interval - time.monotonic()))
 
@@ -120,7 +120,7 @@ class FleetHeartbeat:
                 self.report(f"{url}: {error.message}")
 
     def _add(self, url: str, server: ServerState) -> None:
-        health = watch(url, once=True, timeout=max(60.0, self.timeout), key=self.key)
+        health = watch(url, polls=2, interval=0, timeout=max(60.0, self.timeout), key=self.key)
         if health.exit_code == EXIT_OK:
             self.router.add(url)
             server.removed = False

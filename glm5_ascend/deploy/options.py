@@ -92,11 +92,6 @@ class AcceptOptions:
             default_text="the planner's; small on a CPU",
         ),
     ] = None
-    results: Annotated[
-        StrPath | None,
-        Option("Result of vllm bench serve, AISBench, evalscope or bench_serving, instead of a load test.", "FILE"),
-    ] = None
-    simulate_npu: Annotated[bool, Option("No NPU here: steps that need one are reported as 'not run'.")] = False
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def page() -> str:
 
 def symptom_table(symptom: Symptom) -> str:
     """Causes that a user with this symptom should look at: what users report, then the rules."""
-    rows = [(one.says, one.do, one.source) for one in threads() if one.symptom == symptom]
+    rows = [(thread.says, thread.do, thread.source) for thread in threads() if thread.symptom == symptom]
     for rule in rules():
         if symptom in rule.symptoms:
             rows.append((f"{rule.id}: {_marked(rule.message)}", _marked(rule.fix), rule.source))

@@ -223,7 +223,7 @@ def calibrate(path: Path, hardware: str, setup: Mapping[str, Any]) -> Calibratio
     Raises:
         PlanError: the file cannot be read, or a value is missing or wrong; names the row and the key.
     """
-    from glm5_ascend.serve.load_files import FORMATS, read_results, read_text
+    from glm5_ascend.serve.load import FORMATS, read_results, read_text
 
     text, rows = read_text(path), list[dict[str, Any]]()
     try:

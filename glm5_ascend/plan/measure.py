@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime
 import functools
 import platform
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -34,6 +34,8 @@ from glm5_kernels import ops
 SECONDS, TOKENS, COPY_BYTES = 1.0, 256, 256 * 2**20
 #: Loads on the server: prompt and output tokens, clients. Single prompts show a prefill, the others a decode step.
 LOADS = ((128, 1, 1), (256, 1, 1), (512, 1, 1), (256, 65, 1), (256, 65, 2), (256, 65, 4))
+#: Requests of each client.
+ROUNDS = 5
 #: Flags of the server: no prefix cache.
 FLAGS = ("--no-enable-prefix-caching", "--max-num-seqs", "8", "--max-model-len", "2048")
 ENGINE = Engine(tp=1, drafts=0)
@@ -44,8 +46,8 @@ START = Constants(
 TRUST = 10.0
 
 
-def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
-    """Serve `directory` here and describe this machine; takes about two minutes.
+def measure(directory: Path, log: Path) -> Hardware:
+    """Serve `directory` here and describe this machine; takes about three minutes.
 
     Args:
         log: file for the server's output.
@@ -58,22 +60,21 @@ def measure(directory: Path, log: Path, rounds: int = 5) -> Hardware:
     hardware = measure_rates(model, directory.name)
     with server(directory, log, FLAGS) as port:
         client = Client(f"http://127.0.0.1:{port}", timeout=600)
-        runs = [run_load(client, *load, requests=load[2]) for _ in range(rounds + 1) for load in LOADS]
-    failed = next((run for run in runs if run.failed), None)
-    if failed:
-        raise CheckFailedError(f"a load failed: {failed.error}", f"see {log}")
-    return describe(model, hardware, runs[len(LOADS) :])  # the first round warms up
+        runs = [run_load(client, directory, *load, requests=ROUNDS * load[2]) for load in LOADS]
+    if failed := sum(run.failed for run in runs):
+        raise CheckFailedError(f"{failed} requests of a load failed", f"see {log}")
+    return describe(model, hardware, runs)
 
 
 def describe(model: PlannedModel, hardware: Hardware, runs: Sequence[MeasuredLoad]) -> Hardware:
-    """The machine with constants that are fitted to the medians of loads."""
+    """The machine with constants that are fitted to one run of each of `LOADS`."""
     cases = []
-    for load in dict.fromkeys((run.prompt, run.output, run.concurrency) for run in runs):
-        same = [run for run in runs if (run.prompt, run.output, run.concurrency) == load]
-        names = {"ttft_ms": "ttft_ms"} if load[1] == 1 else {"out_tok_s": "output_tokens_per_s", "tpot_ms": "tpot_ms"}
-        medians = {key: statistics.median(getattr(run, name) for run in same) for key, name in names.items()}
-        row = Row(model=model.name, quant="", nodes=1, layout="", workload="", **medians)
-        cases.append(Case(row, model, hardware, Layout(ENGINE), Workload(*load, requests=load[2])))
+    for load, run in zip(LOADS, runs, strict=True):
+        named: dict[str, Any] = {"out_tok_s": run.output_tokens_per_s, "tpot_ms": run.tpot_ms}
+        if load[1] == 1:
+            named = {"ttft_ms": run.ttft_ms}
+        row = Row(model=model.name, quant="", nodes=1, layout="", workload="", **named)
+        cases.append(Case(row, model, hardware, Layout(ENGINE), Workload(*load, requests=ROUNDS * load[2])))
     return hardware.model_copy(update={"constants": fit(cases, START, TRUST)})
 
 
@@ -88,7 +89,7 @@ def measure_rates(model: PlannedModel, name: str) -> Hardware:
     products = {
         "bf16": functools.partial(F.linear, x, floats), "int8": functools.partial(ops.int8_linear, x, quantized),
     }  # fmt: skip
-    rates = {kind: 2.0 * TOKENS * rows * columns / seconds_of(product) for kind, product in products.items()}
+    rates = {dtype: 2.0 * TOKENS * rows * columns / seconds_of(product) for dtype, product in products.items()}
     memory = 2 * COPY_BYTES / seconds_of(functools.partial(target.copy_, source))
     vector = 2 * 2**16 / seconds_of(lambda: torch.addcmul(a, b, b, out=a))  # fp32 in the L2 cache
     link = {"bandwidth": memory, "latency": 1e-6}  # not used by one die

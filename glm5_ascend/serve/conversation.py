@@ -19,9 +19,9 @@ ANSWER_TIMEOUT_S = 4 * 3600.0
 
 
 class Piece(NamedTuple):
-    """A part of a streamed answer. kind: THINKING, ANSWER or TOOL_CALL (complete: `name(arguments)`)."""
+    """A part of a streamed answer. channel: THINKING, ANSWER or TOOL_CALL (complete: `name(arguments)`)."""
 
-    kind: str
+    channel: str
     text: str
 
 
@@ -127,12 +127,12 @@ def _add(delta: Message, message: dict[str, Any], calls: dict[int, dict[str, Any
     if delta.content:
         message["content"] += delta.content
         yield Piece(ANSWER, delta.content)
-    for part in delta.tool_calls or ():
+    for piece in delta.tool_calls or ():
         call = calls.setdefault(
-            part.index, {"id": part.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
+            piece.index, {"id": piece.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
-        call["function"]["name"] += part.function.name or ""
-        call["function"]["arguments"] += part.function.arguments or ""
+        call["function"]["name"] += piece.function.name or ""
+        call["function"]["arguments"] += piece.function.arguments or ""
 
 
 def _shown(function: dict[str, str]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath
 
@@ -45,25 +45,11 @@ class SmokeOptions:
     """Options of `glm5-ascend smoke`."""
 
     url: Annotated[str, Argument("URL", "Server or router, http://HOST:PORT.")]
-    _: KW_ONLY
-    long_tokens: Annotated[
-        int | None,
-        Option(
-            "Length of the long prompt; 0: none.", min=0, max=10_000_000, default_text="half the context, at most 8192"
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of `watch`.
-
-    Attributes:
-        polls: number of polls; 0: no end.
-        model: the server's name for the model; "" is its first one.
-        timeout: seconds for one answer. key: API key, "" for none.
-        on_poll: called with the number of polls and the `WatchState` after each poll.
-    """
+    """Options of `glm5-ascend watch`."""
 
     url: Annotated[str, Argument("URL", "Server or router, http://HOST:PORT.")]
     _: KW_ONLY
@@ -71,22 +57,10 @@ class WatchOptions:
         StrPath | None,
         Option("Questions with known answers, as --learn writes.", "FILE", default_text="three sums"),
     ] = None
-    interval: Annotated[float, Option("Seconds from one poll to the next.", "S", min=0, max=86400)] = 10.0
     once: Annotated[bool, Option("Two polls, for cron: exit code 0 healthy, 1 garbage, 3 unreachable.")] = False
     textfile: Annotated[
         StrPath | None, Option("File of metrics for Prometheus' node exporter, written after each poll.", "FILE")
     ] = None
-    polls: int = 0
-    model: str = ""
-    timeout: float = 60.0
-    key: str = ""
-    on_poll: Callable[[int, Any], object] | None = None
-
-
-@dataclass(frozen=True)
-class WatchCommandOptions(WatchOptions):
-    """Options of `glm5-ascend watch`: those of `watch`, or `--learn`."""
-
     learn: Annotated[StrPath | None, Option("Write the answers of this healthy server to FILE, and end.", "FILE")] = (
         None
     )

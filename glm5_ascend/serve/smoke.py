@@ -1,16 +1,17 @@
-"""Checks of a running server. Each check returns one line of the table."""
+"""Checks of a running server: functions of a client that return one line of the table each. `CHECKS` lists them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client
+from glm5_ascend.serve.mtp import MtpCounts, read_counts
 
 OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"
 #: Questions with one correct answer, which the real GLM-5 and the demo model both know.
@@ -25,23 +26,22 @@ WEATHER = {
 }
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
-DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
-#: SGLang's mean over its last steps, with --enable-metrics.
-SGLANG_LENGTH = "sglang:spec_accept_length"
 #: Of three draft tokens; a healthy GLM-5 W4A8 server accepts 3.16-3.19 per step (vllm-ascend #9803).
 LOW_ACCEPTANCE = 2.5
 #: Tokens of an answer that is asked for again because a thought filled the first one's.
 THOUGHT_TOKENS = 4096
+#: Most tokens of the long prompt, which else fills half of the context.
+LONGEST_PROMPT = 8192
 
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """Result of one check. values: numbers for the JSON report."""
+    """Result of one check. values: numbers for the JSON report; check: name of the check, which `run` adds."""
 
-    check: str
     status: str
     detail: str
     values: dict[str, Any] = field(default_factory=dict)
+    check: str = ""
 
 
 def verdict(results: Sequence[SmokeResult]) -> str:
@@ -101,7 +101,7 @@ def canary(client: Client) -> SmokeResult:
     good = len(CANARIES) - len(wrong) - len(unfinished)
     detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {line}" for line in wrong + unfinished)
     status = FAILED if wrong else WARNING if unfinished else OK
-    return SmokeResult("canary answers", status, detail, {"right": good, "asked": len(CANARIES)})
+    return SmokeResult(status, detail, {"right": good, "asked": len(CANARIES)})
 
 
 def tool_call(client: Client) -> SmokeResult:
@@ -110,10 +110,10 @@ def tool_call(client: Client) -> SmokeResult:
         question = user("What is the weather in Oslo?")
         answer = ask(client, question, tools=[WEATHER], tool_choice="auto", stream=stream)
         if note := unfinished_thought(answer):
-            return SmokeResult("tool call", WARNING, note)
+            return SmokeResult(WARNING, note)
         if problem := tool_problem(answer, "Oslo"):
-            return SmokeResult("tool call", FAILED, f"{'streamed' if stream else 'whole'}: {problem}")
-    return SmokeResult("tool call", OK, "get_weather(city='Oslo'), whole and streamed")
+            return SmokeResult(FAILED, f"{'streamed' if stream else 'whole'}: {problem}")
+    return SmokeResult(OK, "get_weather(city='Oslo'), whole and streamed")
 
 
 def tool_problem(answer: Answer, city: str) -> str:
@@ -137,46 +137,42 @@ def thinking(client: Client) -> SmokeResult:
     question = next(iter(CANARIES))
     on, off = ask(client, user(question)), ask(client, user(question), **NO_THINKING)
     if not on.reasoning:
-        return SmokeResult("thinking", FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
+        return SmokeResult(FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
     if markup_in(on) or markup_in(off):
-        return SmokeResult("thinking", FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
+        return SmokeResult(FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
     if off.reasoning:
-        return SmokeResult("thinking", WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
-    return SmokeResult("thinking", OK, f"{len(on.reasoning)} characters of reasoning, none when switched off")
+        return SmokeResult(WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
+    return SmokeResult(OK, f"{len(on.reasoning)} characters of reasoning, none when switched off")
 
 
 def streaming(client: Client) -> SmokeResult:
     question, right = next(iter(CANARIES.items()))
     answer = ask(client, user(question), stream=True)
     if answer.chunks > 1 and (note := unfinished_thought(answer)):
-        return SmokeResult("streaming", WARNING, f"{answer.chunks} pieces, {note}")
+        return SmokeResult(WARNING, f"{answer.chunks} pieces, {note}")
     good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
     detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {shown(answer.finish)}"
-    return SmokeResult(
-        "streaming", OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}"
-    )
+    return SmokeResult(OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}")
 
 
-def long_prompt(client: Client, long_tokens: int) -> SmokeResult:
+def long_prompt(client: Client) -> SmokeResult:
     """A long conversation of sums, then one more. Beyond 2048 tokens the indexer selects positions."""
-    if long_tokens <= 0:
-        return SmokeResult("long prompt", SKIPPED, "not requested")
+    context = client.entry().get("max_model_len") or 2 * LONGEST_PROMPT
+    longest = min(LONGEST_PROMPT, context // 2)
     turns = conversation(48)
     per_turn = client.chat(turns, max_tokens=1).prompt_tokens / len(turns)
     if per_turn < 1:
-        return SmokeResult(
-            "long prompt", FAILED, f"usage counts {per_turn * len(turns):.0f} tokens in {len(turns)} turns"
-        )
-    turns = conversation(int(long_tokens / per_turn) // 2 * 2 + 2)
+        return SmokeResult(FAILED, f"usage counts {per_turn * len(turns):.0f} tokens in {len(turns)} turns")
+    turns = conversation(int(longest / per_turn) // 2 * 2 + 2)
     question, right = next(iter(CANARIES.items()))
     answer = ask(client, [*turns, *user(question)], **NO_THINKING)
     values = {"prompt_tokens": answer.prompt_tokens, "right": right in answer.content}
     detail = f"{answer.prompt_tokens} tokens, answer {answer.content.strip()[:40]!r}"
     if note := unfinished_thought(answer):
-        return SmokeResult("long prompt", WARNING, f"{answer.prompt_tokens} tokens, {note}", values)
-    if degenerate(answer.content) or answer.prompt_tokens < long_tokens:
-        return SmokeResult("long prompt", FAILED, detail, values)
-    return SmokeResult("long prompt", OK if values["right"] else WARNING, detail, values)
+        return SmokeResult(WARNING, f"{answer.prompt_tokens} tokens, {note}", values)
+    if degenerate(answer.content) or answer.prompt_tokens < longest:
+        return SmokeResult(FAILED, detail, values)
+    return SmokeResult(OK if values["right"] else WARNING, detail, values)
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
@@ -189,45 +185,35 @@ def conversation(turns: int) -> list[dict[str, Any]]:
     return messages
 
 
-def drafts_and_accepted(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
-    """Steps with drafts (MTP) and accepted draft tokens between two readings of vLLM's metrics."""
-    drafts, accepted = (after.get(name, 0.0) - before.get(name, 0.0) for name in (DRAFTS, ACCEPTED))
-    return drafts, accepted
-
-
-def acceptance(client: Client, before: Mapping[str, float]) -> SmokeResult:
+def acceptance(client: Client, before: MtpCounts) -> SmokeResult:
     """Tokens per step with MTP, over the earlier checks."""
-    after = client.metrics()
-    length, over = after.get(SGLANG_LENGTH, 0.0), "its last steps"
-    values: dict[str, Any] = {}
-    if not length:
-        drafts, accepted = drafts_and_accepted(before, after)
-        if drafts <= 0:
-            return SmokeResult("MTP acceptance", SKIPPED, "/metrics counts no drafts: the server runs without MTP")
-        length, over, values = 1 + accepted / drafts, f"{drafts:.0f} steps", {"steps": int(drafts)}
-    status = OK if length >= LOW_ACCEPTANCE else WARNING
-    values = {"tokens_per_step": round(length, 3), **values}
-    return SmokeResult("MTP acceptance", status, f"{length:.2f} tokens per step over {over}", values)
+    counts = read_counts(client).since(before)
+    if not counts.mean:
+        return SmokeResult(SKIPPED, "/metrics counts no drafts: the server runs without MTP")
+    steps = int(sum(counts.steps.values()))
+    values = {"tokens_per_step": round(counts.mean, 3), **({"steps": steps} if steps else {})}
+    detail = f"{counts.mean:.2f} tokens per step over {f'{steps} steps' if steps else 'its last steps'}"
+    return SmokeResult(OK if counts.mean >= LOW_ACCEPTANCE else WARNING, detail, values)
 
 
-def run(client: Client, long_tokens: int) -> list[SmokeResult]:
-    """Run all checks. A check that the server answers with an error fails, and the others still run.
+#: Name of a check, and the function.
+CHECKS = {
+    "canary answers": canary, "tool call": tool_call, "thinking": thinking, "streaming": streaming,
+    "long prompt": long_prompt,
+}  # fmt: skip
 
-    Args:
-        long_tokens: least length of the long prompt; 0: none.
+
+def run(client: Client) -> list[SmokeResult]:
+    """Run all checks, on the server's first model if the client names none.
+
+    A check that the server answers with an error fails, and the others still run.
     """
-    checks: dict[str, Callable[[], SmokeResult]] = {
-        "canary answers": lambda: canary(client),
-        "tool call": lambda: tool_call(client),
-        "thinking": lambda: thinking(client),
-        "streaming": lambda: streaming(client),
-        "long prompt": lambda: long_prompt(client, long_tokens),
-    }
-    before = client.metrics()
-    results = []
-    for name, check in checks.items():
+    client = replace(client, model=client.entry()["id"])
+    before, results = read_counts(client), []
+    for name, check in CHECKS.items():
         try:
-            results.append(check())
+            result = check(client)
         except CheckFailedError as error:
-            results.append(SmokeResult(name, FAILED, error.message))
-    return [*results, acceptance(client, before)]
+            result = SmokeResult(FAILED, error.message)
+        results.append(replace(result, check=name))
+    return [*results, replace(acceptance(client, before), check="MTP acceptance")]

@@ -41,8 +41,9 @@ def test_vllm_ascend_declares_the_operators_we_call(vllm_ascend: VllmAscend, tmp
 
 
 def test_torch_npu_takes_our_arguments_and_answers_with_our_shape(vllm_ascend: VllmAscend, tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
-    vllm_ascend.run("schemas", ROOT / "kernels", out)
+    names, out = tmp_path / "names.json", tmp_path / "report.json"
+    names.write_text("[]")
+    vllm_ascend.run("schemas", ROOT / "kernels", names, out)
     schemas = json.loads(out.read_text())
     assert schemas["schemas"] == [normal("npu", SCHEMAS["npu"][0]), normal("npu", npu_mla_prolog.SCHEMA)]
     assert any("Tensor" in schema and "int acl_format" in schema for schema in schemas["format_cast"])

@@ -107,26 +107,10 @@ def test_a_sound_checkpoint_is_taken_whole(
     answer = rehearsed(vllm_ascend, hollow(recipe), profile, ranks=rank, role=role)
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
-    assert only["rank"] == int(rank) and set(only["report"]["models"]) == {"target", "draft"}
+    assert only["rank"] == int(rank) and set(only["models"]) == {"target", "draft"}
     assert abs(only["differences"]["parameters"]) < TOLERANCE
     assert only["differences"]["cache"] == 0
-    assert only["cached_tokens"] > 0
-    assert only["report"]["peak_bytes"] < 5e9
-    walk = only["report"]["walk"]
-    prompts = ["prefill", "prefill draft"] if role == "server" else []
-    assert list(walk) == [*prompts, "decode", "decode draft", "next draft"]
-    for step, layers in {"decode": 4, "decode draft": 1}.items():
-        assert calls(walk[step], "npu::npu_lightning_indexer(") == layers
-        assert calls(walk[step], "_C_ascend::npu_sparse_flash_attention(") == layers
-    dispatches = calls(walk["decode"], "npu::npu_moe_distribute_dispatch_v2(")
-    assert dispatches == 3  # one of the four layers is dense
-    fused = calls(walk["decode"], "_C_ascend::mla_preprocess(")
-    assert fused == (4 if role == "decode" else 0)
-    assert all(name.startswith("_C_ascend::") for step in walk.values() for name in step["ours"])
-
-
-def calls(walk: dict[str, Any], name: str) -> int:
-    return sum(walk["operators"][number].startswith(name) for number in walk["order"])
+    assert only["cached_tokens"] > 0 and only["resident_bytes"] > only["parameter_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -187,29 +171,21 @@ def test_faults_of_a_checkpoint(
 def test_a_rank_of_flash_is_taken_whole(
     vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
 ) -> None:
-    """Weights, pages of the caches and states of linear attention are the planner's; a prompt and a decode step run."""
+    """Weights, pages of the caches and states of linear attention are the planner's."""
     answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
     assert answer["ok"], problems(answer)
     (only,) = answer["ranks"]
-    assert set(only["report"]["models"]) == {"target", "draft"} and only["report"]["unused"]["count"] == 0
+    assert set(only["models"]) == {"target", "draft"}
     assert abs(only["differences"]["parameters"]) < TOLERANCE
     assert only["differences"]["cache"] == 0 and only["differences"]["state"] == 0
-    walk = only["report"]["walk"]
-    assert list(walk) == ["prefill", "prefill draft", "decode", "decode draft", "next draft"]
-    for step, layers in {"prefill": 5, "decode": 5, "decode draft": 0}.items():  # residual streams around both halves
-        assert calls(walk[step], "_C_ascend::npu_hc_pre_v2(") == 2 * layers
-        assert calls(walk[step], "_C_ascend::npu_sparse_flash_attention(") == 1  # one layer of five, and the draft's
 
 
-def test_the_pre_release_takes_it_and_calls_other_operators(
-    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]
-) -> None:
+def test_the_pre_release_takes_it(vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]) -> None:
     answer = rehearsed(vllm_ascend_030, hollow("w4a8"), "a3-single-w4a8")
     assert answer["ok"], problems(answer)
     assert answer["versions"]["vllm-ascend"] == "0.30.0rc2"
     (only,) = answer["ranks"]
     assert abs(only["differences"]["parameters"]) < TOLERANCE  # PROLOG_V3's copies are planned, too
-    assert calls(only["report"]["walk"]["decode"], "npu::npu_mla_prolog_v3(") == 4
 
 
 @pytest.mark.parametrize("line", ["vllm_ascend", "vllm_ascend_030"])

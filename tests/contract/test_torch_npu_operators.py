@@ -20,11 +20,11 @@ DEVICE = ROOT / "tests/quantize/support/python_device.py"
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
 def test_every_operator_of_the_quantizer_exists(recipe: str, vllm_ascend: VllmAscend, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
-    calib, names, missing = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "names", tmp_path / "missing"
+    calib, names, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "names", tmp_path / "report.json"
     command = [sys.executable, DEVICE, source, tmp_path / "out", recipe, calib, names]
     subprocess.run([str(part) for part in command], check=True)
     asked = json.loads(names.read_text())
     assert len(asked) > 30
     names.write_text(json.dumps([*asked, "aten::_linalg_eigh"]))  # one it really lacks shows that the question works
-    vllm_ascend.run("operators", names, missing)
-    assert json.loads(missing.read_text()) == ["aten::_linalg_eigh"]
+    vllm_ascend.run("schemas", ROOT / "kernels", names, out)
+    assert json.loads(out.read_text())["missing"] == ["aten::_linalg_eigh"]

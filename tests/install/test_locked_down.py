@@ -87,7 +87,7 @@ def test_serve_answers_from_a_read_only_root(memory: Path, tmp_path: Path) -> No
         f"for i in $(seq 400); do sleep 1; kill -0 $server || {{ tail -40 {memory}/log >&2; exit 1; }}; "
         f"{sys.executable} -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:{port}/health\")' 2>/dev/null "
         f"&& break; done\n"
-        f"$RUN smoke http://127.0.0.1:{port} --long-tokens 0 && code=0 || code=$?\n"
+        f"$RUN smoke http://127.0.0.1:{port} && code=0 || code=$?\n"
         "kill $server; wait $server || true; exit $code\n"
     )
     script.chmod(0o755)

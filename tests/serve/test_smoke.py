@@ -7,8 +7,9 @@ import json
 import pytest
 
 from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.mtp import MtpCounts
 from glm5_ascend.serve.smoke import acceptance, canary, degenerate, unfinished_thought
-from glm5_ascend.serve.watching.canaries import ask_canary
+from glm5_ascend.serve.watching.canaries import ask_salted
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.stub import stub_server
 from tests.support.command import in_process
@@ -46,16 +47,16 @@ def test_acceptance_of_sglang(length: float, status: str) -> None:
     """A line of SGLang's observability/metrics_collector.py: the mean of its last steps."""
     labels = 'engine_type="unified",model_name="glm-5",pp_rank="0",tp_rank="0"'
     with stub_server(metrics=f"sglang:spec_accept_length{{{labels}}} {length}\n") as url:
-        result = acceptance(Client(url), {})
+        result = acceptance(Client(url), MtpCounts())
     assert (result.status, result.values) == (status, {"tokens_per_step": length})
 
 
 def test_garbage_fails_every_check() -> None:
     with stub_server("!" * 200) as url:
         done = in_process("smoke", url, "--json")
-        lines = in_process("smoke", url, "--long-tokens", "0").stdout.splitlines()
+        lines = in_process("smoke", url).stdout.splitlines()
     assert lines[0].startswith("canary answers") and len(lines) == 7
-    assert lines[4].split()[2] == "skipped" and lines[6].startswith("failed: ")
+    assert lines[4].split()[2] == "failed" and lines[6].startswith("failed: ")
     assert done.returncode == 1
     checks = {line["check"]: line for line in json.loads(done.stdout)["checks"]}
     failed = {name for name, line in checks.items() if line["status"] == "failed"}
@@ -90,5 +91,5 @@ def test_a_thought_that_fills_the_answer_is_not_garbage(thought: int, thinking: 
 @pytest.mark.parametrize("thought", [1000, 10**6])
 def test_watch_does_not_take_a_thought_for_an_empty_answer(thought: int) -> None:
     with stub_server(thought=thought) as url:
-        answer = ask_canary(Client(url), "What is 47 + 38?")
+        answer = ask_salted(Client(url), "What is 47 + 38?")
     assert bool(answer.content) is (thought == 1000) and bool(unfinished_thought(answer)) is (thought > 1000)

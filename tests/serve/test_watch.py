@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.serve.client import Answer, Client
+from glm5_ascend.serve.mtp import MtpCounts
 from glm5_ascend.serve.watching.api import WatchReport, learn_canaries, watch
 from glm5_ascend.serve.watching.canaries import Canary, CanarySet, read_canaries, repeats
-from glm5_ascend.serve.watching.judge import WINDOW, Judge, WatchState
-from glm5_ascend.serve.watching.poll import CANARY, EMPTY, GOOD, SILENT, TOOL, WRONG, WatchPoll
+from glm5_ascend.serve.watching.poll import SILENT, Poller, WatchPoll
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.fault_proxy import FAULTS, FaultProxy, spoiled
 from tests.serve.support.stub import stub_server
@@ -23,8 +23,10 @@ BAD = [
     '{"canaries": [{"question": "a", "contains": 85}]}', '{"canaries": [{"question": "a", "prompt_ids": "12"}]}',
     '{"canaries": [{"question": "a", "logprobs": [0]}]}',
     '{"canaries": [{"question": "a", "token_ids": [1], "logprobs": [1e9]}]}',
-    '{"canaries": [{"question": "a", "shift": NaN}]}', '{"canaries": [{"question": "a"}], "tokens_per_step": "x"}',
+    '{"canaries": [{"question": "a"}], "tokens_per_step": "x"}',
 ]  # fmt: skip
+#: Polls of a minute.
+MINUTE = 6
 #: Only to end a test that hangs.
 ANSWER_S = 600.0
 
@@ -37,10 +39,9 @@ def stub() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def canaries(stub: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recorded from the stub; one tool call per poll."""
+    """Recorded from the stub."""
     file = tmp_path_factory.mktemp("watch") / "canaries.json"
-    recorded = learn_canaries(stub, file)
-    recorded.model_copy(update={"cities": ("Oslo",)}).save(file)
+    learn_canaries(stub, file)
     return file
 
 
@@ -55,85 +56,58 @@ def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
     assert_one_clear_line(in_process("watch", "http://127.0.0.1:9", "--once", "--canaries", file), 2, "canaries.json")
 
 
-def test_read_and_save(tmp_path: Path) -> None:
+def test_a_file_by_hand_and_a_recorded_one(tmp_path: Path) -> None:
     file = tmp_path / "canaries.json"
     file.write_text('{"schema_version": 1, "canaries": [{"question": "What is 47 + 38?", "contains": "85"}]}')
     assert read_canaries(file).canaries == (Canary(question="What is 47 + 38?", contains="85"),)
-    canary = Canary(question="a", answer="b", prompt_ids=(1, 2), token_ids=(3,), logprobs=(-0.5,), shift=0.4)
-    recorded = CanarySet(canaries=(canary,), cities=("Oslo",), tokens_per_step=2.5, model="glm-5")
-    recorded.save(file)
+    canary = Canary(question="a", answer="b", prompt_ids=(1, 2), token_ids=(3,), logprobs=(-0.5,))
+    recorded = CanarySet(canaries=(canary,), tokens_per_step=2.5)
+    file.write_text(recorded.model_dump_json())
     assert read_canaries(file) == recorded
+
+
+def is_wrong(canary: Canary, text: str) -> bool:
+    return bool(canary.problem(Answer(content=text)))
 
 
 def test_wrong_and_repeated_answers() -> None:
     canary = Canary(question="a", contains="85")
-    assert canary.is_wrong("47 + 38 = 84.") and not canary.is_wrong("85")
+    assert is_wrong(canary, "47 + 38 = 84.") and is_wrong(canary, "") and not is_wrong(canary, "85")
     canary = Canary(question="a", answer="I am a small GLM-5 made to test glm5-ascend.")
-    assert canary.is_wrong("kq vxz, . wqe pl") and not canary.is_wrong("I am a small GLM-5 made to test  it.")
-    assert not Canary(question="a").is_wrong("whatever")
+    assert is_wrong(canary, "kq vxz, . wqe pl") and not is_wrong(canary, "I am a small GLM-5 made to test  it.")
+    assert not is_wrong(Canary(question="a"), "whatever") and is_wrong(Canary(question="a"), " ")
     assert repeats("the answer to this is that " * 6) and repeats("!" * 16)
     assert not any(map(repeats, ("", "A list:\n- one\n- two\n- three\n- four\n- five\n- six", "no no no")))
 
 
-def poll(**counts: int) -> WatchPoll:
-    """A poll with these numbers of outcomes. good, wrong, silent: canaries; called, empty: tool calls."""
-    names = {"good": (CANARY, GOOD), "wrong": (CANARY, WRONG), "silent": (CANARY, SILENT)}
-    names |= {"called": (TOOL, GOOD), "empty": (TOOL, EMPTY)}
-    return WatchPoll(Counter({names[name]: count for name, count in counts.items()}))
-
-
-def test_one_bad_answer_is_no_finding_and_three_in_a_window_are() -> None:
-    judge = Judge()
-    for wrong in (1, 0, 1):
-        assert not judge.judge(poll(good=6 - wrong, wrong=wrong)).findings
-    assert set(judge.judge(poll(good=5, wrong=1)).findings) == {"wrong_answers"}
-    for _ in range(WINDOW):
-        state = judge.judge(poll(good=6))
-    assert not state.findings
-
-
-def test_half_of_a_poll_is_a_finding_and_silence_is_none() -> None:
-    assert set(Judge().judge(poll(good=2, wrong=2, called=2)).findings) == {"wrong_answers"}
-    assert set(Judge().judge(poll(good=4, empty=2)).findings) == {"empty_tool_calls"}
-    judge = Judge()
-    assert not judge.judge(poll(good=1, silent=5)).findings
-    state = judge.judge(poll(silent=6))
-    assert not state.reached and not state.findings
-
-
-def test_acceptance_per_engine() -> None:
-    """One bad rank of sixteen is reported, although it was good in earlier polls."""
-    judge = Judge(recorded=2.6)
-    healthy = {f"{rank}": (100.0, 160.0) for rank in range(16)}
-    for _ in range(WINDOW):
-        result = poll(good=3)
-        result.steps = dict(healthy)
-        assert not judge.judge(result).findings
-    result = poll(good=3)
-    result.steps = {**healthy, "7": (100.0, 30.0)}
-    assert judge.judge(result).findings == {"mtp_acceptance": "1.30 tokens per step of engine 7, 1.80 at least"}
-    few = poll(good=3)
-    few.steps = {"0": (20.0, 0.0)}
-    assert not Judge(recorded=2.6).judge(few).findings
+def test_acceptance_is_that_of_every_engine() -> None:
+    """One bad rank of sixteen; an engine that was restarted or took no step has none."""
+    before = MtpCounts({f"{rank}": 100.0 for rank in range(16)}, {f"{rank}": 160.0 for rank in range(16)})
+    after = MtpCounts(dict.fromkeys(before.steps, 200.0), dict.fromkeys(before.steps, 320.0) | {"7": 190.0})
+    assert after.since(before).per_step == dict.fromkeys(before.steps, 2.6) | {"7": 1.3}
+    assert after.since(before).mean == pytest.approx(1 + (15 * 160 + 30) / 1600)
+    assert before.since(after) == before.since(before) == MtpCounts()
+    poller = Poller(Client("http://127.0.0.1:9"), CanarySet(canaries=(Canary(question="a"),), tokens_per_step=2.6))
+    assert poller.least == 1.8
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed_within_a_minute_of_polls(fault: str, stub: str, canaries: Path) -> None:
-    """Two healthy polls, then the fault; a minute has six polls."""
+    """Two healthy polls, then the fault; a minute has six polls. It is a finding as long as it lasts."""
     proxy = FaultProxy(stub)
     noticed: list[int] = []
     with spoiled(proxy) as url:
 
-        def after(number: int, state: WatchState) -> None:
-            if number == 2:
-                assert not state.findings, state
+        def after(polls: int, poll: WatchPoll) -> None:
+            if polls == 2:
+                assert not poll.findings, poll
                 proxy.fault = fault
-            if state.findings:
-                noticed.append(number)
+            if poll.findings:
+                noticed.append(polls)
 
-        report = watch(url, canaries=canaries, polls=2 + WINDOW, interval=0, timeout=ANSWER_S, on_poll=after)
+        report = watch(url, canaries=canaries, polls=2 + MINUTE, interval=0, timeout=ANSWER_S, on_poll=after)
     assert FAULTS[fault] in report.findings and report.exit_code == 1
-    assert noticed == list(range(noticed[0], 3 + WINDOW))  # and it stays
+    assert noticed == list(range(noticed[0], 3 + MINUTE))
 
 
 def test_exit_codes_and_metrics_for_cron(stub: str, canaries: Path, tmp_path: Path) -> None:
@@ -148,15 +122,15 @@ def test_exit_codes_and_metrics_for_cron(stub: str, canaries: Path, tmp_path: Pa
 
     assert in_process("watch", stub, "--once", "--canaries", canaries, "--textfile", file).returncode == 0
     healthy = values()
-    assert healthy["glm5_watch_up"] == healthy["glm5_watch_healthy"] == 1 and healthy["glm5_watch_polls"] == 2
-    assert healthy["glm5_watch_mtp_tokens_per_step"] > healthy["glm5_watch_mtp_tokens_per_step_least"] > 1
+    assert healthy["glm5_watch_up"] == 1 and healthy["glm5_watch_mtp_tokens_per_step"] > 1
+    assert 'outcome="good"} 34' in file.read_text()
     with spoiled(FaultProxy(stub, "repeats")) as url:
         done = in_process("watch", url, "--once", "--textfile", file)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("garbage: repeats (poll 1)")
     assert 'finding="repeats"} 1' in file.read_text()
     done = in_process("watch", "http://127.0.0.1:9", "--once", "--textfile", file)
     assert done.returncode == 3 and "unreachable" in done.stdout and "Traceback" not in done.stderr
-    assert values()["glm5_watch_up"] == values()["glm5_watch_healthy"] == 0
+    assert values()["glm5_watch_up"] == 0
 
 
 def test_learning_from_a_broken_server_fails(stub: str, tmp_path: Path) -> None:
@@ -170,12 +144,12 @@ def test_a_silent_server_is_not_garbage(stub: str) -> None:
     proxy = FaultProxy("http://127.0.0.1:9")
     with spoiled(proxy) as url:
 
-        def back(number: int, state: WatchState) -> None:
+        def back(polls: int, poll: WatchPoll) -> None:
             proxy.target = stub
 
         report = watch(url, polls=2, interval=0, timeout=ANSWER_S, on_poll=back)
     assert report.last.reached and report.unreachable == 1 and report.exit_code == 0
-    assert report.asked == 2 + 5
+    assert report.outcomes.total() == 2 + 5 and report.outcomes[SILENT] == 2
 
 
 @pytest.mark.server

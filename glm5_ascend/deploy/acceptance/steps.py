@@ -1,24 +1,34 @@
-"""An acceptance, and its steps that call other commands of this package."""
+"""The steps of an acceptance, in order: `STEPS`. Each is a function of the acceptance that returns a result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.diagnosis.doctor import doctor
-from glm5_ascend.deploy.diagnosis.row import PROBLEM
+from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING
+from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
-from glm5_ascend.engine_lines import CPU
-from glm5_ascend.errors import EXIT_OK, MissingEnvironmentError
+from glm5_ascend.engine_lines import CPU, SGLANG
+from glm5_ascend.errors import EXIT_OK, CheckFailedError, Glm5Error, MissingEnvironmentError
+from glm5_ascend.fidelity.api import evaluate
+from glm5_ascend.plan.api import plan
+from glm5_ascend.plan.inputs import parse_workload
+from glm5_ascend.plan.layout import Layout
 from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
-from glm5_ascend.serve.load import MeasuredLoad
+from glm5_ascend.serve.load import run_load
 from glm5_ascend.serve.watching.api import learn_canaries, watch
 
-OK, WARNING, FAILED, NOT_RUN = "ok", "warning", "failed", "not run"
-LONGEST_PROMPT = 8192
+OK, FAILED, NOT_RUN = "ok", "failed", "not run"
+#: This CPU as the planner's hardware.
+HARDWARE = "hardware.yaml"
+#: Implementations that run on an NPU: name in the registry -> words for a message.
+NPU_KERNELS = {"npu": "the official operators", "triton": "our Triton kernels"}
+FIGURES = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
+WINDOWS, WINDOW = 8, 256
 NPU_LOAD, CPU_LOAD = "in=3500,out=1500,concurrency=16,requests=32", "in=256,out=64,concurrency=4,requests=12"
 
 
@@ -28,30 +38,23 @@ class Acceptance:
 
     Attributes:
         directory: checkpoint. folder: for reports and logs.
+        here: false if the profile needs an NPU, no server is given, and this machine has none.
         url: address of a running server; empty to start one. key: its API key.
         minutes: duration of the watch.
-        simulate: the profile needs an NPU, and this machine has none.
         against: reference checkpoint of the evaluation; None: the checkpoint itself.
         workload: of the load test, as `plan --workload`; None: a usual one.
-        run: load test that another tool made (`read_results`); None: this command makes one.
-        run_origin: which run of a file of several it is, for the verdict; empty for the only one.
-        windows, window: number and tokens of the windows of the evaluation.
         client: of the server while it runs.
     """
 
     directory: Path
     profile: Profile
     folder: Path
+    here: bool = True
     url: str = ""
     key: str = ""
     minutes: float = 10.0
-    simulate: bool = False
     against: Path | None = None
     workload: str | None = None
-    run: MeasuredLoad | None = None
-    run_origin: str = ""
-    windows: int = 8
-    window: int = 256
     client: Client | None = None
 
     @property
@@ -61,8 +64,6 @@ class Acceptance:
     @property
     def load(self) -> str:
         """The workload of the load test."""
-        if self.run is not None:
-            return self.run.workload
         return self.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
 
     @property
@@ -78,7 +79,7 @@ class StepResult:
 
     Attributes:
         status: OK, WARNING, FAILED or NOT_RUN. verdict: one line. figures: for the report.
-        name, seconds, began (UTC, ISO 8601): set by `run`. send: where to report a failure, and with which files.
+        name, seconds, began (UTC, ISO 8601): set by `run`.
     """
 
     status: str
@@ -87,77 +88,151 @@ class StepResult:
     name: str = ""
     seconds: float = 0.0
     began: str = ""
-    send: str = ""
-
-
-@dataclass(frozen=True)
-class AcceptStep:
-    """A step. npu: needs the profile's machine; server: needs its server; send: where to report a failure."""
-
-    name: str
-    run: Callable[[Acceptance], StepResult]
-    send: str
-    npu: bool = True
-    server: bool = False
 
 
 def run_doctor(acceptance: Acceptance) -> StepResult:
-    """`doctor DIR --profile NAME`. With `simulate`, problems of the machine do not count."""
+    """`doctor DIR --profile NAME`. Problems of a machine that is not the profile's do not count."""
     diagnosis = doctor(acceptance.directory, profile=acceptance.profile.name, role=next(iter(acceptance.profile.roles)))
     rows = [{"item": row.item, "value": row.value, "status": row.status, "note": row.note} for row in diagnosis.rows]
     problems = [row for row in diagnosis.rows if row.status == PROBLEM]
-    if acceptance.simulate:
+    if not acceptance.here:
         problems = [row for row in problems if row.id or row.item == "checkpoint"]
-    warned = diagnosis.exit_code != EXIT_OK or any(row["status"] == "warning" for row in rows)
+    warned = diagnosis.exit_code != EXIT_OK or any(row["status"] == WARNING for row in rows)
     return StepResult(FAILED if problems else WARNING if warned else OK, diagnosis.verdict, {"rows": rows})
+
+
+def compare_kernels(acceptance: Acceptance) -> StepResult:
+    """`parity --device npu` (cpu for the CPU's profile): every implementation that runs, against the reference."""
+    from glm5_ascend.model.device import find_device
+    from glm5_kernels import ops
+
+    device = str(find_device("npu" if acceptance.on_npu else CPU))
+    rows = list(ops.parity(device))
+    results: dict[str, int] = {}
+    for row in rows:
+        results[row.implementation] = results.get(row.implementation, 0) + (not row.skipped)
+    failed = [f"{row.op} {row.implementation} {row.variant}: {row.worst}" for row in rows if not row.ok]
+    figures = {"results": results, "largest_relative": max((row.relative for row in rows), default=0.0)}
+    if not any(results.values()):
+        return StepResult(FAILED, f"nothing but the reference runs on {device}", figures)
+    ran = ", ".join(f"{name} {count}" for name, count in results.items())
+    verdict = f"results on {device}: {ran}; {len(failed)} failed" + (f": {failed[0]}" if failed else "")
+    absent = [words for name, words in NPU_KERNELS.items() if acceptance.on_npu and not results.get(name)]
+    verdict += f"; nothing of {' and '.join(absent)} was compared" if absent else ""
+    return StepResult(FAILED if failed else WARNING if absent else OK, verdict, {**figures, "failed": failed[:20]})
+
+
+def measure_cpu(acceptance: Acceptance) -> StepResult:
+    """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
+    from glm5_ascend.plan.hardware import write
+    from glm5_ascend.plan.measure import measure
+
+    try:
+        hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
+    except CheckFailedError as error:
+        return StepResult(WARNING, f"not measured: {error.message}", {"fix": error.tip})
+    write(hardware, acceptance.folder / HARDWARE)
+    figures = hardware.model_dump(mode="json", include={"rates", "constants"})
+    return StepResult(OK, f"{hardware.title}, measured on {hardware.measured_on}", figures)
+
+
+def predict(acceptance: Acceptance) -> StepResult:
+    """`plan DIR` for the profile's machine, its layout and this load. A missing plan is a warning."""
+    try:
+        planned = _planned(acceptance)
+    except Glm5Error as error:
+        return StepResult(WARNING, f"no plan: {error.message}", {"fix": error.tip})
+    figures = {name: planned[name] for name in (*FIGURES, "layout", "evidence", "nearest")}
+    ranges = ((name, planned[name]) for name in FIGURES)
+    return StepResult(
+        OK, ", ".join(f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name, x in ranges), figures
+    )
 
 
 def run_smoke(acceptance: Acceptance) -> StepResult:
     """`smoke URL`."""
-    longest = acceptance.server.entry().get("max_model_len") or 2 * LONGEST_PROMPT
-    lines = smoke.run(acceptance.server, min(LONGEST_PROMPT, longest // 2))
+    lines = smoke.run(acceptance.server)
     statuses = {line.status for line in lines}
     status = FAILED if smoke.FAILED in statuses else WARNING if smoke.WARNING in statuses else OK
     figures = {line.check: {"status": line.status, "detail": line.detail, **line.values} for line in lines}
     return StepResult(status, smoke.verdict(lines), figures)
 
 
+def evaluate_server(acceptance: Acceptance) -> StepResult:
+    """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
+    if acceptance.profile.engine == SGLANG:
+        return StepResult(WARNING, "SGLang gives no log-probabilities of prompts: nothing was compared")
+    report = evaluate(
+        url=acceptance.server.url, against=acceptance.against or acceptance.directory, window=WINDOW, windows=WINDOWS,
+        model=acceptance.server.model, key=acceptance.key,
+    )  # fmt: skip
+    verdict = report.verdict()
+    status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
+    figures = {row.name: row.value for row in report.rows}
+    return StepResult(status, verdict.text, {**figures, "grade": verdict.grade, "threshold": verdict.threshold})
+
+
+def run_load_test(acceptance: Acceptance) -> StepResult:
+    """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
+    load = parse_workload(acceptance.load)
+    clients = max(1, round(load.concurrency))
+    size = load.prompt, load.output, clients, load.requests or 2 * clients
+    try:
+        result = run_load(acceptance.server, acceptance.directory, *size)
+    except MissingEnvironmentError as error:
+        return StepResult(WARNING, error.message)
+    figures: dict[str, Any] = {"measured": result.to_dict()}
+    if result.failed:
+        return StepResult(FAILED, f"{result.failed} of {size[-1]} requests failed", figures)
+    try:
+        planned = _planned(acceptance, result.per_step)
+    except Glm5Error as error:
+        return StepResult(WARNING, f"{result.output_tokens_per_s:.1f} tokens/s; no plan: {error.message}", figures)
+    outside, compared = [], []
+    for name in FIGURES:
+        value, predicted = getattr(result, name), planned[name]
+        compared.append(f"{name} {value:.4g} (plan [{predicted['low']:.4g}-{predicted['high']:.4g}])")
+        if not predicted["low"] <= value <= predicted["high"]:
+            outside.append(name)
+    figures["predicted"] = {name: planned[name] for name in FIGURES}
+    more = f"; outside of the plan's range: {', '.join(outside)}" if outside else ""
+    return StepResult(WARNING if outside else OK, f"{', '.join(compared)}{more}", figures)
+
+
 def run_watch(acceptance: Acceptance) -> StepResult:
     """`watch --learn`, then `watch` for the given minutes with a poll every ten seconds."""
     client, file = acceptance.server, acceptance.folder / "canaries.json"
-    reference = learn_canaries(client.url, file, model=client.model, timeout=client.timeout, key=client.key)
+    reference = learn_canaries(client.url, file, timeout=client.timeout, key=client.key)
     polls = max(2, round(acceptance.minutes * 6))
-    report = watch(client.url, canaries=file, polls=polls, model=client.model, key=client.key, timeout=client.timeout)
-    status = OK if report.exit_code == EXIT_OK and not report.unreachable else FAILED
-    figures = report.to_dict() | {
-        "canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step
-    }  # fmt: skip
-    return StepResult(status, report.verdict, figures)
+    report = watch(client.url, canaries=file, polls=polls, key=client.key, timeout=client.timeout)
+    status = FAILED if report.exit_code != EXIT_OK or report.unreachable else WARNING if report.bad else OK
+    learnt = {"canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step}
+    return StepResult(status, report.verdict, report.to_dict() | learnt)
 
 
-def connect(acceptance: Acceptance) -> StepResult:
-    """Ask the server at `acceptance.url` for its model, and set `acceptance.client`."""
-    client = Client(acceptance.url, timeout=1800.0, key=acceptance.key)
-    entry = client.entry()
-    acceptance.client = replace(client, model=entry["id"])
-    figures = {"model": entry["id"], "max_model_len": entry.get("max_model_len")}
-    return StepResult(OK, f"{acceptance.url} serves {entry['id']}, up to {entry.get('max_model_len')} tokens", figures)
+def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
+    """The data of `plan --json` for the profile's layout. per_step: measured tokens per step, 0: not measured."""
+    role, nodes = list(acceptance.profile.roles.values())[-1], int(acceptance.profile.hardware["nodes"])
+    drafts = int((role.args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
+    layout = None
+    if len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args:
+        layout = Layout(engine_of(role, acceptance.profile.line)).text()
+    hardware = str(acceptance.profile.hardware["node"]).split(" or ")[0]
+    if not acceptance.on_npu:
+        hardware = str(acceptance.folder / HARDWARE)
+        if not Path(hardware).is_file():
+            raise CheckFailedError("this machine was not measured", "see the step hardware")
+    report = plan(
+        acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,
+        acceptance=per_step or None if drafts == 3 else None,
+    )  # fmt: skip
+    return report.to_dict()
 
 
-DOCTOR = AcceptStep(
-    "doctor", run_doctor, "nothing to send: each row names its fix. If a row is wrong: to this project, with the "
-    "output of glm5-ascend doctor DIR --profile NAME --json", npu=False,
+#: Name, function, and whether the step needs the profile's machine, or its server.
+NPU, SERVER = "npu", "server"
+STEPS: tuple[tuple[str, Callable[[Acceptance], StepResult], str], ...] = (
+    ("doctor", run_doctor, ""), ("parity", compare_kernels, NPU), ("hardware", measure_cpu, CPU),
+    ("plan", predict, ""), ("smoke", run_smoke, SERVER), ("eval", evaluate_server, SERVER),
+    ("load", run_load_test, SERVER), ("watch", run_watch, SERVER),
 )  # fmt: skip
-SMOKE = AcceptStep(
-    "smoke", run_smoke, "to this project: accept.json and serve.log. If verify DIR is clean and eval is close, parsers "
-    "or templates are at fault: to the engine (vllm-ascend or SGLang), with the raw answer",
-    server=True,
-)  # fmt: skip
-WATCH = AcceptStep(
-    "watch", run_watch, "to the engine (vllm-ascend or SGLang): the finding, serve.log from its time on, and the "
-    "profile's command line; to this project: accept.json and canaries.json", server=True,
-)  # fmt: skip
-SERVE_SENDS = (
-    "the last error of serve.log decides: a traceback in vllm_ascend, torch_npu or CANN goes to vllm-ascend with "
-    "serve.log and the versions of accept.json; one in glm5_ascend goes to this project with both files"
-)

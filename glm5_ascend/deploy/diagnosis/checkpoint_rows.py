@@ -42,11 +42,11 @@ def profile_rows(
 
 def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigError | None:
     """Return the error of weights of other types than the profile is for; None for suitable ones."""
-    for part, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
-        expected = profile.weights[part]
+    for layers, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
+        expected = profile.weights[layers]
         if expected not in ("any", has):
             return ConfigError(
-                f"profile {profile.name} is for {part} in {expected}, {checkpoint.directory} has {has}",
+                f"profile {profile.name} is for {layers} in {expected}, {checkpoint.directory} has {has}",
                 f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
             )
     return None

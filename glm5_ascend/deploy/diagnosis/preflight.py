@@ -117,12 +117,12 @@ def stage_on_shared(config: Mapping[str, Any], stages: int, partition: str) -> i
     """
     layers = int(config.get("num_hidden_layers") or 0)
     base, rest = divmod(layers, stages)
-    parts = [int(part) for part in partition.split(",") if part.strip().isdecimal()]
-    if len(parts) != stages:
-        parts = [base + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
+    sizes = [int(count) for count in partition.split(",") if count.strip().isdecimal()]
+    if len(sizes) != stages:
+        sizes = [base + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
     types = config.get("indexer_types")
-    computes = [kind != "shared" for kind in types] if types else indexer_schedule(dict(config), layers)
-    starts = list(accumulate(parts))[:-1]
+    computes = [name != "shared" for name in types] if types else indexer_schedule(dict(config), layers)
+    starts = list(accumulate(sizes))[:-1]
     return next((start for start in starts if 0 < start < len(computes) and not computes[start]), 0)
 
 
@@ -149,7 +149,7 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     spec = spec_of(config)
     prefix = "model.layers." if spec is None else spec.layers_prefix
     attention = {} if spec is None else spec.attention_kinds
-    kinds = [attention.get(kind, "sparse") for kind in (config.get("layer_types") or ())] if attention else []
+    kinds = [attention.get(name, "sparse") for name in (config.get("layer_types") or ())] if attention else []
     facts["linear_attention"] = "linear" in kinds
     if names is not None:
         sparse = [i for i in range(layers) if kinds[i : i + 1] != ["linear"]]
@@ -184,12 +184,12 @@ def preflight(
     Raises:
         ConfigError: the engine would refuse one of these flags.
     """
-    roles = list(profile.roles.values()) if role is None else [profile.role(role)]
+    roles = profile.roles.values() if role is None else [profile.role(role)]
     line, results = user_flags(profile, extra)[0], []
-    for one in roles:
-        facts, assumed = facts_for(profile, one, checkpoint, extra)
+    for judged in roles:
+        facts, assumed = facts_for(profile, judged, checkpoint, extra)
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
-        _, users = with_users_variables(one.env)
-        changed = {name: (value, one.env[name]) for name, value in users.items() if "{" not in one.env[name]}
-        results.append(Preflight(profile.name, one.name, broken, unchecked, assumed, line, changed))
+        _, users = with_users_variables(judged.env)
+        changed = {name: (value, judged.env[name]) for name, value in users.items() if "{" not in judged.env[name]}
+        results.append(Preflight(profile.name, judged.name, broken, unchecked, assumed, line, changed))
     return results

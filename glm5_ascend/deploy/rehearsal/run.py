@@ -19,7 +19,7 @@ from glm5_ascend.deploy.planning.ranks import planned_ranks
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, find_environment
-from glm5_ascend.deploy.rehearsal.result import FailureReport, PlannedRank, RankReport, Rehearsal, RehearsedRank
+from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehearsal, RehearsedRank
 from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
@@ -143,7 +143,7 @@ def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
 
 def _rehearse_role(
     environment: RehearsalEnvironment, profile: Profile, role: Role, options: RehearseOptions,
-    planned: tuple[PlannedRank, ...], report: Report,
+    planned: tuple[PlannedRank, ...], say: Report,
 ) -> Iterator[RehearsedRank]:  # fmt: skip
     """Ranks are ordered by tensor parallel group, then by pipeline stage; `planned` has an entry per stage, or none."""
     directory, line = Path(str(options.checkpoint)).absolute(), environment.line
@@ -152,7 +152,7 @@ def _rehearse_role(
     sizes, headers = layout(role, extra, line), headers_of(directory)
     uneven = uneven_experts(role, sizes, headers)
     for rank in select_ranks(options.ranks, sizes):
-        report(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
+        say(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
         dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
         node, local = divmod(dp_rank, role.local_ranks)
         server = ServerPlace(min(node, role.nodes - 1), local if role.per_rank else 0, _HERE, _HERE, "lo")
@@ -163,7 +163,10 @@ def _rehearse_role(
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
             "headers": headers,
         }  # fmt: skip
-        yield RehearsedRank(role.name, rank, sizes.world, _run(environment, job), stage, uneven)
+        report = _run(environment, job)
+        if uneven:
+            report = report.model_copy(update={"problems": [uneven, *report.problems]})
+        yield RehearsedRank(role.name, rank, sizes.world, report, stage)
 
 
 def link_packages(folder: Path) -> None:
@@ -176,25 +179,13 @@ def run_inside(environment: RehearsalEnvironment, module: str, *arguments: str) 
     """JSON that a module of `inside`, started with the name of a file and `arguments`, writes to it.
 
     Raises:
-        CheckFailedError: it failed; the last line of its output.
+        CheckFailedError: it failed, with the last line of its output, or took too long.
     """
     with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
         folder = Path(name)
-        link_packages(folder)
+        for package, files in PACKAGES.items():
+            (folder / package).symlink_to(files)
         argv = [str(environment.python), "-m", f"{PACKAGE}.{module}", str(folder / "out.json"), *arguments]
-        variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(argv, capture_output=True, text=True, env=variables, check=False, cwd=folder)
-        if done.returncode:
-            raise CheckFailedError(f"{module}: {_last_line(done.stderr)}", f"run it: {' '.join(argv)}")
-        return parse_json((folder / "out.json").read_bytes())
-
-
-def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
-    with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
-        folder = Path(name)
-        link_packages(folder)
-        (folder / "job.json").write_text(json.dumps(job))
-        argv = [str(environment.python), "-m", f"{PACKAGE}.rank", str(folder / "job.json"), str(folder / "report.json")]
         variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
         try:
             # In a checkout of this repository Python would also find our plugins for vLLM.
@@ -202,17 +193,18 @@ def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
                 argv, capture_output=True, text=True, env=variables, timeout=LIMIT, check=False, cwd=folder
             )
         except subprocess.TimeoutExpired:
-            raise CheckFailedError(f"a rank took more than {LIMIT} s", "run it on a faster machine") from None
-        if not (folder / "report.json").is_file():
-            failure = FailureReport(stage="process", error=f"ended with {done.returncode}: {_last_line(done.stderr)}")
-            return RankReport(seconds={}, models={}, failure=failure, peak_bytes=0)
-        report = RankReport.model_validate_json((folder / "report.json").read_bytes())
-    if report.failure is not None and "parser refuses" in report.failure.error:
-        error = f"{report.failure.error}: {_last_line(done.stderr)}"
-        report = report.model_copy(update={"failure": report.failure.model_copy(update={"error": error})})
-    return report
+            raise CheckFailedError(f"{module} took more than {LIMIT} s", "run it on a faster machine") from None
+        if not (folder / "out.json").is_file():
+            last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no message"])[-1]
+            raise CheckFailedError(f"{module} ended with {done.returncode}: {last[:400]}", f"run it: {' '.join(argv)}")
+        return parse_json((folder / "out.json").read_bytes())
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "no message"
+def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(job, file)
+        file.flush()
+        try:
+            return RankReport.model_validate(run_inside(environment, "rank", file.name))
+        except CheckFailedError as error:
+            return RankReport(problems=[error.message])

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from glm5_ascend.files.written import write_named
-from glm5_ascend.options import StrPath, with_options
+from glm5_ascend.options import StrPath
 from glm5_ascend.serve.client import Client, server_address
-from glm5_ascend.serve.options import WatchOptions
 from glm5_ascend.serve.watching.canaries import LEARN_QUESTIONS, SHIPPED, CanarySet, learn, read_canaries
-from glm5_ascend.serve.watching.judge import Judge, WatchState
-from glm5_ascend.serve.watching.metrics import WatchMetrics
-from glm5_ascend.serve.watching.poll import GOOD, Poller, WatchPoll
+from glm5_ascend.serve.watching.poll import FINDINGS, GOOD, SILENT, Poller, WatchPoll
 
-#: Polls of `--once`: a fault in one poll alone may be an accident.
-ONCE = 2
+#: Seconds from one poll to the next, and for one answer.
+INTERVAL_S, ANSWER_S = 10.0, 60.0
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass
@@ -26,27 +27,30 @@ class WatchReport:
     """Result of a watch.
 
     Attributes:
+        outcomes: number of answers by outcome, of all polls.
         findings: name -> (number of the poll that first showed it, description).
         unreachable: number of polls without any answer.
-        last: state after the last poll.
     """
 
     url: str
     polls: int = 0
-    asked: int = 0
-    bad: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
     unreachable: int = 0
     findings: dict[str, tuple[int, str]] = field(default_factory=dict)
-    last: WatchState = field(default_factory=WatchState)
+    last: WatchPoll = field(default_factory=WatchPoll)
 
-    def add(self, poll: WatchPoll, state: WatchState) -> None:
+    def add(self, poll: WatchPoll) -> None:
         self.polls += 1
-        self.asked += poll.outcomes.total()
-        self.bad += sum(n for (_, outcome), n in poll.outcomes.items() if outcome != GOOD)
-        self.unreachable += not state.reached
-        for name, description in state.findings.items():
+        self.outcomes += poll.outcomes
+        self.unreachable += not poll.reached
+        for name, description in poll.findings.items():
             self.findings.setdefault(name, (self.polls, description))
-        self.last = state
+        self.last = poll
+
+    @property
+    def bad(self) -> int:
+        """Number of questions without a good answer."""
+        return self.outcomes.total() - self.outcomes[GOOD]
 
     @property
     def exit_code(self) -> int:
@@ -58,9 +62,10 @@ class WatchReport:
     @property
     def verdict(self) -> str:
         """The result as one line."""
-        counts = f"{self.polls} poll{'s' * (self.polls != 1)}, {self.asked - self.bad} of {self.asked} answers good"
+        asked = self.outcomes.total()
+        counts = f"{self.polls} poll{'s' * (self.polls != 1)}, {asked - self.bad} of {asked} answers good"
         if self.findings:
-            findings = "; ".join(f"{name} (poll {number}): {text}" for name, (number, text) in self.findings.items())
+            findings = "; ".join(f"{name} (poll {poll}): {text}" for name, (poll, text) in self.findings.items())
             return f"garbage: {findings}; {counts}"
         return f"ok: {counts}" if self.last.reached else f"unreachable: {self.url} does not answer; {counts}"
 
@@ -68,49 +73,70 @@ class WatchReport:
         """JSON of `watch --json`."""
         return {
             "schema_version": 1, "command": "watch", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
-            "url": self.url, "verdict": self.verdict, "polls": self.polls, "asked": self.asked, "bad": self.bad,
-            "unreachable": self.unreachable,
-            "findings": {name: {"poll": number, "says": text} for name, (number, text) in self.findings.items()},
-            "figures": self.last.figures, "mtp_tokens_per_step": self.last.per_step, "messages": self.last.messages,
+            "url": self.url, "verdict": self.verdict, "polls": self.polls, "asked": self.outcomes.total(),
+            "bad": self.bad, "unreachable": self.unreachable,
+            "findings": {name: {"poll": poll, "says": text} for name, (poll, text) in self.findings.items()},
+            "logprob_shift_nats": self.last.shift, "mtp_tokens_per_step": self.last.per_step,
+            "messages": self.last.messages,
         }  # fmt: skip
 
+    def metrics(self) -> str:
+        """The state as Prometheus' node exporter reads it. Thresholds over time are rules of Prometheus."""
+        url = _LOGIN.sub("", self.url).replace("\\", r"\\").replace('"', r"\"")
+        samples: dict[str, dict[str, float]] = {
+            "up": {"": self.last.reached},
+            "last_poll_timestamp_seconds": {"": time.time()},
+            "answers_total": {f',outcome="{name}"': self.outcomes[name] for name in (GOOD, SILENT, *FINDINGS[:-1])},
+            "finding": {f',finding="{name}"': name in self.last.findings for name in FINDINGS},
+            "logprob_shift_nats": {} if self.last.shift is None else {"": self.last.shift},
+            "mtp_tokens_per_step": {f',engine="{engine}"': n for engine, n in sorted(self.last.per_step.items())},
+        }
+        lines = []
+        for name, values in samples.items():
+            lines.append(f"# TYPE glm5_watch_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+            lines += [f'glm5_watch_{name}{{url="{url}"{label}}} {float(n):.10g}' for label, n in values.items()]
+        return "\n".join(lines) + "\n"
 
-@with_options(WatchOptions)
-def watch(options: WatchOptions) -> WatchReport:
+
+def watch(
+    url: str, *, canaries: StrPath | None = None, polls: int = 0, interval: float = INTERVAL_S,
+    textfile: StrPath | None = None, key: str = "", timeout: float = ANSWER_S,
+    on_poll: Callable[[int, WatchPoll], object] | None = None,
+) -> WatchReport:  # fmt: skip
     """Watch a server for garbage: wrong or repeated answers, empty tool calls, moved log-probabilities, low acceptance.
 
     A server that does not answer is asked again in the next poll.
 
+    Args:
+        canaries: file of questions with known answers, as `learn_canaries` writes it; None: three sums.
+        polls: number of polls; 0: no end. interval: seconds from one poll to the next.
+        textfile: file of metrics for Prometheus' node exporter, written after each poll.
+        key: API key of the server. timeout: seconds for one answer.
+        on_poll: called with the number of polls so far and the last one.
     Raises:
         TextError: `canaries` is not such a file.
-        ConfigError: not a URL, no directory for `textfile`, or a model that the server does not have.
+        ConfigError: not a URL, no directory for `textfile`, or a server without a model.
     """
-    canaries = SHIPPED if options.canaries is None else read_canaries(Path(options.canaries))
-    textfile = options.textfile and Path(options.textfile)
-    if textfile and not textfile.absolute().parent.is_dir():
+    questions = SHIPPED if canaries is None else read_canaries(Path(canaries))
+    if textfile and not Path(textfile).absolute().parent.is_dir():
         raise ConfigError(f"{textfile}: no such directory", "create it, or name another file with --textfile")
-    client = Client(server_address(options.url), options.model, options.timeout, options.key)
-    poller, report = Poller(client, canaries), WatchReport(client.url)
-    judge = Judge(canaries.tokens_per_step)
-    metrics = WatchMetrics(client.url, judge.least)
+    client = Client(server_address(url), timeout=timeout, key=key)
+    poller, report = Poller(client, questions), WatchReport(client.url)
     while True:
         began = time.monotonic()
         poll = poller.poll()
-        state = judge.judge(poll)
-        report.add(poll, state)
-        text = metrics.add(poll, state)
+        report.add(poll)
         if textfile:
-            write_named(textfile, text)
-        if options.on_poll is not None:
-            options.on_poll(report.polls, state)
-        if report.polls == (ONCE if options.once else options.polls):
+            write_named(Path(textfile), report.metrics())
+        if on_poll is not None:
+            on_poll(report.polls, poll)
+        if report.polls == polls:
             return report
-        if not options.once:
-            time.sleep(max(0.0, began + options.interval - time.monotonic()))
+        time.sleep(max(0.0, began + interval - time.monotonic()))
 
 
 def learn_canaries(
-    url: str, file: StrPath, *, canaries: StrPath | None = None, model: str = "", timeout: float = 60.0, key: str = ""
+    url: str, file: StrPath, *, canaries: StrPath | None = None, key: str = "", timeout: float = ANSWER_S
 ) -> CanarySet:
     """Write the answers of a healthy server to `file`, for `watch`.
 
@@ -120,7 +146,7 @@ def learn_canaries(
         CheckFailedError: the server is not healthy. Others as `watch`.
     """
     questions = LEARN_QUESTIONS if canaries is None else read_canaries(Path(canaries)).canaries
-    client = Client(server_address(url), model, timeout, key)
+    client = Client(server_address(url), timeout=timeout, key=key)
     recorded = learn(replace(client, model=client.entry()["id"]), questions)
-    recorded.save(Path(file))
+    write_named(Path(file), recorded.model_dump_json(indent=1) + "\n")
     return recorded

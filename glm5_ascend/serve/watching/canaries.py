@@ -19,16 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
-from glm5_ascend.files.written import write_named
 from glm5_ascend.serve.client import Answer, Client
-from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, drafts_and_accepted, user
+from glm5_ascend.serve.mtp import read_counts
+from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, user
 
 #: Number of times that `learn` asks each question: answers that differ between them are not compared later.
 ROUNDS = 3
 #: Nats, mean over an answer's tokens of |log-probability - recorded one|. Broken weights and caches move it by 1 and
 #: more; rounding that depends on the batch, by 0.05 and less.
-SHIFT_FLOOR = 0.3
-SHIFT_MARGIN = 4.0
+SHIFT = 0.3
 #: Share of common characters (difflib): two healthy answers to a short question have more, noise has less.
 MIN_SIMILARITY = 0.5
 STEADY = 0.8
@@ -49,7 +48,7 @@ class Canary(BaseModel):
         contains: text that every correct answer has.
         answer: a healthy server's answer.
         prompt_ids, token_ids: of question and answer, as the server's template and tokenizer make them.
-        logprobs: of `token_ids` after `prompt_ids`, nats; `shift`: how far their mean may move.
+        logprobs: of `token_ids` after `prompt_ids`, nats.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,7 +59,6 @@ class Canary(BaseModel):
     prompt_ids: tuple[_Id, ...] = ()
     token_ids: tuple[_Id, ...] = ()
     logprobs: tuple[_Logprob, ...] = ()
-    shift: float = Field(default=SHIFT_FLOOR, gt=0, lt=1e4)
 
     @model_validator(mode="after")
     def _one_logprob_per_token(self) -> Canary:
@@ -68,11 +66,18 @@ class Canary(BaseModel):
             raise ValueError("logprobs needs one number per token of token_ids")
         return self
 
-    def is_wrong(self, text: str) -> bool:
-        """True for a text that does not answer this question."""
-        if self.contains:
-            return self.contains not in text
-        return bool(self.answer) and similarity(self.answer, text) < MIN_SIMILARITY
+    def problem(self, answer: Answer) -> str:
+        """The text of an answer that does not answer this question; empty for a good answer."""
+        text = answer.content
+        if self.contains or not text.strip():
+            wrong = not text.strip() or self.contains not in text
+        else:
+            wrong = bool(self.answer) and similarity(self.answer, text) < MIN_SIMILARITY
+        return shown(text, 80) if wrong else ""
+
+    def distance(self, logprobs: Sequence[float]) -> float:
+        """Mean distance of an answer's log-probabilities from the recorded ones, nats."""
+        return sum(abs(a - b) for a, b in zip(self.logprobs, logprobs, strict=True)) / len(logprobs)
 
 
 class CanarySet(BaseModel):
@@ -82,13 +87,7 @@ class CanarySet(BaseModel):
 
     schema_version: Literal[1] = 1
     canaries: tuple[Canary, ...] = Field(min_length=1)
-    cities: tuple[str, ...] = ("Oslo", "Berlin")
     tokens_per_step: float = Field(default=0.0, ge=0, lt=100)
-    model: str = ""
-
-    def save(self, path: Path) -> None:
-        """Write JSON, over an older file. Raises OutputError."""
-        write_named(path, self.model_dump_json(indent=1) + "\n")
 
 
 #: Asked without a file: the real GLM-5 and the demo model both know the answers.
@@ -102,9 +101,9 @@ LEARN_QUESTIONS = (
 )
 
 
-def similarity(one: str, other: str) -> float:
+def similarity(text: str, other: str) -> float:
     """Share of common characters, 0 to 1."""
-    return SequenceMatcher(None, " ".join(one.split())[:400], " ".join(other.split())[:400], autojunk=False).ratio()
+    return SequenceMatcher(None, " ".join(text.split())[:400], " ".join(other.split())[:400], autojunk=False).ratio()
 
 
 def repeats(text: str) -> bool:
@@ -113,19 +112,13 @@ def repeats(text: str) -> bool:
     return bool(stripped) and (degenerate(stripped) or _PHRASE.search(stripped) is not None)
 
 
-def new_salt() -> dict[str, Any]:
-    """A request field that keeps vLLM from answering out of its prefix cache, which could hide a fault."""
-    return {"cache_salt": secrets.token_hex(8)}
+def ask_salted(client: Client, question: str, **options: Any) -> Answer:
+    """Ask greedily, without thinking if the model can; a thought that fills the answer gets more tokens.
 
-
-def ask_canary(client: Client, question: str) -> Answer:
-    """Ask greedily, without thinking if the model can; a thought that fills the answer gets more tokens."""
-    return ask(client, user(question), max_tokens=MAX_TOKENS, return_token_ids=True, **NO_THINKING, **new_salt())
-
-
-def mean_distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mean of the absolute differences, nats."""
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+    A salt keeps vLLM from answering out of its prefix cache, which could hide a fault.
+    """
+    salt = {"cache_salt": secrets.token_hex(8), "return_token_ids": True}
+    return ask(client, user(question), max_tokens=MAX_TOKENS, **NO_THINKING, **salt, **options)
 
 
 def read_canaries(path: Path) -> CanarySet:
@@ -149,36 +142,30 @@ def learn(client: Client, questions: Sequence[Canary] = LEARN_QUESTIONS) -> Cana
     Raises:
         CheckFailedError: it is not healthy: an answer is wrong or repeats itself, or almost no answer is steady.
     """
-    before = client.metrics()
+    before = read_counts(client)
     canaries = [canary for canary in (_learn_one(client, question) for question in questions) if canary is not None]
     if len(canaries) < min(2, len(questions)):
         raise CheckFailedError(
             f"{client.url}: only {len(canaries)} of {len(questions)} questions get the same answer {ROUNDS} times",
             "learn from a healthy server, at temperature 0",
         )
-    drafts, accepted = drafts_and_accepted(before, client.metrics())
-    per_step = 1 + accepted / drafts if drafts > 0 else 0.0
-    return CanarySet(canaries=tuple(canaries), tokens_per_step=per_step, model=client.model)
+    per_step = read_counts(client).since(before).mean
+    return CanarySet(canaries=tuple(canaries), tokens_per_step=per_step)
 
 
 def _learn_one(client: Client, canary: Canary) -> Canary | None:
-    """The canary with the server's answer; None if answers differ and no part of a correct one is known."""
-    answers = [ask_canary(client, canary.question) for _ in range(ROUNDS)]
+    """The canary with the server's answer; None if answers differ and no text of a correct one is known."""
+    answers = [ask_salted(client, canary.question) for _ in range(ROUNDS)]
     texts = [answer.content.strip() for answer in answers]
     for text in texts:
         if not text or repeats(text) or (canary.contains and canary.contains not in text):
             raise CheckFailedError(
                 f"{client.url} is not healthy: {canary.question!r} -> {shown(text, 80)}", "learn from a healthy server"
             )
-    steady = min(similarity(texts[0], text) for text in texts) >= STEADY
-    if not steady and not canary.contains:
-        return None
-    values: dict[str, Any] = {"answer": texts[0] if steady else ""}
+    if min(similarity(texts[0], text) for text in texts) < STEADY:
+        return canary if canary.contains else None
     prompt_ids, token_ids = answers[0].prompt_ids, answers[0].token_ids
-    scores = [client.score(prompt_ids, token_ids) for _ in range(ROUNDS)] if prompt_ids and token_ids else []
-    logprobs = [score for score in scores if score is not None]
-    if len(logprobs) == ROUNDS:
-        spread = max(mean_distance(logprobs[0], other) for other in logprobs)
-        shift = max(SHIFT_FLOOR, SHIFT_MARGIN * spread)
-        values |= {"prompt_ids": prompt_ids, "token_ids": token_ids, "logprobs": logprobs[0], "shift": shift}
+    values: dict[str, Any] = {"answer": texts[0]}
+    if prompt_ids and token_ids and (logprobs := client.score(prompt_ids, token_ids)):
+        values |= {"prompt_ids": prompt_ids, "token_ids": token_ids, "logprobs": logprobs}
     return Canary(**{**canary.model_dump(), **values})

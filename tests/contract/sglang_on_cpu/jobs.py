@@ -1,6 +1,6 @@
 """Several jobs, each in a fork of a process that has imported SGLang: `python -m sglang_on_cpu.jobs JOBS`.
 
-JOBS is a JSON list of {"do": "load" | "forward" | "resolve", "out": folder, "ranks": 1, ...}; the other keys are the
+JOBS is a JSON list of {"do": "load" | "resolve", "out": folder, "ranks": 1, ...}; the other keys are the
 arguments of that module's `run`. A job that fails leaves its traceback in OUT/error.txt, and the others go on.
 """
 
@@ -13,9 +13,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from sglang_on_cpu import forward, load, resolve, start
+from sglang_on_cpu import load, resolve, start
 
-RUN = {"load": load.run, "forward": forward.run, "resolve": resolve.run}
+RUN = {"load": load.run, "resolve": resolve.run}
 
 
 def child(job: dict[str, Any], out: Path) -> int:

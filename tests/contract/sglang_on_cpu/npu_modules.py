@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from sglang_on_cpu import npu_operators
 from torch.overrides import TorchFunctionMode
 
 #: Modules whose absence SGLang handles by itself.
@@ -67,9 +66,7 @@ class Stream:
 def torch_npu(module: Any) -> None:
     module.__version__ = torch.__version__.split("+")[0]
     module._apply_patches = module._apply_all_patches = lambda *_: None
-    for name, function in npu_operators.OPERATORS.items():
-        setattr(module, name, function)
-        setattr(torch.ops.npu, name, function)  # the namespace takes plain attributes; no schema is claimed
+    module.npu_format_cast = torch.ops.npu.npu_format_cast = lambda tensor, *_, **__: tensor  # no NZ layout
 
 
 def device(module: Any) -> None:
@@ -128,10 +125,6 @@ def acl(module: Any) -> None:
     module.rt = types.SimpleNamespace(get_device_info=lambda *_: (2201, 0), get_soc_name=lambda: CHIP)
 
 
-def function_of(name: str, function: Callable[..., Any]) -> Callable[[Any], None]:
-    return lambda module: setattr(module, name, function)
-
-
 CONTENTS: dict[str, Callable[[Any], None]] = {
     "torch_npu": torch_npu,
     "torch_npu.npu": device,
@@ -140,27 +133,21 @@ CONTENTS: dict[str, Callable[[Any], None]] = {
     "torchair": torchair,
     "torchair.configs.compiler_config": compiler_config,
     "acl": acl,
-    "sgl_kernel_npu.norm.fused_split_qk_norm": function_of("fused_split_qk_norm", npu_operators.fused_split_qk_norm),
-    "sgl_kernel_npu.norm.l1_norm": function_of("l1_norm", npu_operators.l1_norm),
-    "sgl_kernel_npu.norm.add_rmsnorm_bias": function_of("add_rmsnorm_bias", npu_operators.add_rmsnorm_bias),
 }
 
 
 class NpuIsCpu(TorchFunctionMode):
-    """Devices called "npu" are the CPU; matrix products promote mixed types, as aclnnMatmul is said to."""
+    """Devices called "npu" are the CPU."""
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
-        if func is torch.nn.functional.linear and args[0].dtype != args[1].dtype:
-            dtype = torch.promote_types(args[0].dtype, args[1].dtype)
-            args = (args[0].to(dtype), args[1].to(dtype), *args[2:])
         return func(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
 
 
 def on_cpu(value: Any) -> Any:
-    kind = value.split(":")[0] if isinstance(value, str) else getattr(value, "type", None)
-    is_npu = kind == "npu" and isinstance(value, str | torch.device)
-    return "cpu" if is_npu and isinstance(value, str) else torch.device("cpu") if is_npu else value
+    if isinstance(value, str):
+        return "cpu" if value.split(":")[0] == "npu" else value
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "npu" else value
 
 
 def install() -> None:

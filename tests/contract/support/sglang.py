@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.serve.local_server import free_port
 from tests.contract.support.peers import TORCH, install, new_environment
-from tests.deploy.support.replicas import Replica
 
 SGLANG = "sglang==0.5.23"
 #: Its own list brings 6 GB of CUDA and another torch: this is what its loader, models and arguments import.
@@ -35,13 +33,6 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-#: As the profiles have them, but small; the others are what `sglang_on_cpu` stands in for.
-SERVER = {
-    "device": "npu", "attention-backend": "ascend", "mem-fraction-static": "0.5", "context-length": "1024",
-    "max-total-tokens": "16384", "max-running-requests": "8", "served-model-name": "glm-5", "dtype": "bfloat16",
-    "reasoning-parser": "glm45", "tool-call-parser": "glm47", "host": "127.0.0.1", "quantization": "modelslim",
-    "cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,13 +51,6 @@ class SGLang:
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"{command} failed:\n{done.stdout[-3000:]}\n{done.stderr[-8000:]}")
-
-    def replica(self, checkpoint: Path, log: Path) -> Replica:
-        """A server of SGLang that is not started yet."""
-        port = free_port()
-        flags = [word for name, value in SERVER.items() for word in (f"--{name}", value)]
-        command = [str(self.python), "-m", "sglang_on_cpu.serve", "--model-path", str(checkpoint), *flags]
-        return Replica([*command, "--port", str(port), "--enable-metrics"], log, VARIABLES, port=port)
 
 
 def error_of(out: Path) -> str | None:

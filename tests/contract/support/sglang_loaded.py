@@ -1,7 +1,4 @@
-"""What SGLang's loader made of a checkpoint, against the files: parameters as they came.
-
-What it makes of them afterwards is shown by the forward passes (test_sglang_forward.py).
-"""
+"""What SGLang's loader made of a checkpoint, against the files: parameters as they came."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from glm5_ascend.deploy.rehearsal.environment import BUILD, RehearsalEnvironment, prepare
-from glm5_ascend.deploy.rehearsal.run import link_packages
+from glm5_ascend.deploy.rehearsal.run import PACKAGES
 
 RUN_LIMIT = 1800  # seconds, to end what hangs; a script takes 20 to 200
-PACKAGES = Path(__file__).parents[1]
+SCRIPTS = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class VllmAscend:
             raise RuntimeError(f"{self.python}: no {environment.stubs}; make the environment with make_environment")
         command = [str(self.python), "-m", f"vllm_ascend_on_cpu.{script}", *map(str, arguments)]
         with tempfile.TemporaryDirectory() as folder:
-            link_packages(Path(folder))
-            variables = environment.variables(PACKAGES) | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}"}
+            for name, files in PACKAGES.items():
+                Path(folder, name).symlink_to(files)
+            variables = environment.variables(SCRIPTS) | {"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{folder}"}
             # In a checkout of this repository Python would also find our plugins for vLLM.
             done = subprocess.run(
                 command, capture_output=True, text=True, env=os.environ | variables, timeout=RUN_LIMIT, check=False,

@@ -18,13 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vllm_ascend_on_cpu.load import is_attention, load, worker  # isort: skip  # before vLLM
+
 import torch
 from safetensors.torch import save_file
-
-from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # before vLLM
-
-from vllm.config import set_current_vllm_config
-from vllm_ascend_on_cpu.load import engine_config, is_attention, load, start_worker
 
 LAYER = 1
 PAGE = 128
@@ -53,14 +50,7 @@ def main() -> None:
     for name in ("checkpoint", "kernels", "schemas", "out"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args()
-    config = engine_config(options.checkpoint)
-    with set_current_vllm_config(config):
-        start_worker(config)
-        from vllm_ascend import utils
-        from vllm_ascend.ascend_config import get_ascend_config
-
-        if hasattr(utils, "set_weight_prefetch_method"):  # as NPUModelRunner does; removed after 0.23
-            utils.set_weight_prefetch_method(get_ascend_config().weight_prefetch_config)
+    with worker(str(options.checkpoint)) as config:
         model = load(config, config.model_config)
         sys.path.insert(0, str(options.kernels))
         from vllm_ascend_on_cpu import npu_kernels

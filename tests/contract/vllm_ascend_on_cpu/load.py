@@ -3,61 +3,43 @@
     python -m vllm_ascend_on_cpu.load CHECKPOINT OUT
 
 OUT gets report.json and, for the target model and its MTP draft, a .safetensors file with every parameter after
-`process_weights_after_loading`, in the layouts of vllm-ascend. One rank; the order of calls is that of NPUWorker.
+`process_weights_after_loading`, in the layouts of vllm-ascend. One rank, built by the engine of `rehearse`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+from glm5_rehearsal import machine  # isort: skip  # before vLLM
 
-from vllm_ascend_on_cpu import shim  # isort: skip  # before vLLM
+machine.prepare()
 
-from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
-from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader import get_model_loader
+import torch  # noqa: E402
+from glm5_rehearsal import engine  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
 
 #: Some buffers have a row per token.
-TOKENS = 256
-#: File store of the only rank.
-STORE = tempfile.TemporaryDirectory()
+TOKENS = "256"
+FLAGS = [
+    "--quantization", "ascend", "--enforce-eager", "--dtype", "bfloat16", "--max-model-len", TOKENS,
+    "--max-num-batched-tokens", TOKENS, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}',
+]  # fmt: skip
 
 
-def engine_config(checkpoint: Path) -> VllmConfig:
-    """The engine's configuration; loads vllm-ascend's plugins and platform patches."""
-    arguments = EngineArgs(
-        model=str(checkpoint),
-        quantization="ascend",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        dtype="bfloat16",
-        max_model_len=TOKENS,
-        max_num_batched_tokens=TOKENS,
-        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
-    )
-    return arguments.create_engine_config()
-
-
-def start_worker(config: VllmConfig) -> None:
-    """Initialize as NPUWorker does before it loads a model, with gloo instead of HCCL, in `set_current_vllm_config`."""
-    from vllm_ascend.ascend_config import init_ascend_config
-    from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
-    from vllm_ascend.utils import adapt_patch, register_ascend_customop
-
-    adapt_patch()
-    register_ascend_customop(config)
-    init_ascend_config(config)
-    shim.without_hccl()
-    init_distributed_environment(1, 0, f"file://{STORE.name}/rank", 0, "gloo")
-    ensure_model_parallel_initialized(1, 1)
-    init_ascend_model_parallel(config.parallel_config)
+@contextmanager
+def worker(checkpoint: str) -> Iterator[VllmConfig]:
+    """The engine's configuration, in the only rank of a worker that has started."""
+    config = engine.engine_config(["vllm", "serve", checkpoint, *FLAGS])
+    with set_current_vllm_config(config):
+        engine.start_worker(config)
+        yield config
 
 
 def load(config: VllmConfig, model_config: ModelConfig) -> torch.nn.Module:
@@ -113,23 +95,13 @@ def report(model: torch.nn.Module) -> dict[str, Any]:
     return {"model": type(model).__name__, "schemes": schemes, "preprocess": preprocess}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    config = engine_config(arguments.checkpoint)
-    models = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
+if __name__ == "__main__":
+    checkpoint, out = sys.argv[1], Path(sys.argv[2])
+    out.mkdir(parents=True)
     reports: dict[str, Any] = {}
-    arguments.out.mkdir(parents=True)
-    with set_current_vllm_config(config):
-        start_worker(config)
-        for name, model_config in models.items():
+    with worker(checkpoint) as config:
+        for name, model_config in engine.models_of(config).items():
             model = load(config, model_config)
             reports[name] = report(model) | {"quant_config": type(config.quant_config).__name__}
-            save_file(contents(model), arguments.out / f"{name}.safetensors")
-    (arguments.out / "report.json").write_text(json.dumps(reports, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+            save_file(contents(model), out / f"{name}.safetensors")
+    (out / "report.json").write_text(json.dumps(reports, indent=1))

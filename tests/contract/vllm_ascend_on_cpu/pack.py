@@ -11,14 +11,13 @@ that loads, is there for the engine's configuration.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm_ascend_on_cpu.load import engine_config, start_worker  # isort: skip  # before vLLM
+from vllm_ascend_on_cpu.load import worker  # isort: skip  # before vLLM
 
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig
 
 
 def pack(config: VllmConfig, experts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -37,8 +36,6 @@ def pack(config: VllmConfig, experts: dict[str, torch.Tensor]) -> dict[str, torc
 
 
 if __name__ == "__main__":
-    checkpoint, integers, out = map(Path, sys.argv[1:])
-    config = engine_config(checkpoint)
-    with set_current_vllm_config(config):
-        start_worker(config)
+    checkpoint, integers, out = sys.argv[1:]
+    with worker(checkpoint) as config:
         save_file(pack(config, load_file(integers)), out)

@@ -1,12 +1,11 @@
-"""Operators of the real torch_npu: `python -m vllm_ascend_on_cpu.schemas KERNELS OUT`.
+"""Operators of the real torch_npu: `python -m vllm_ascend_on_cpu.schemas KERNELS NAMES OUT`.
 
-OUT gets their schemas as text, and what our forwarders give on meta tensors, which have shapes and dtypes alone: the
+OUT gets those of NAMES, a JSON list, that torch_npu has no kernel for (torch composes some of others by itself),
+schemas as text, and what our forwarders give on meta tensors, which have shapes and dtypes alone: the
 real operator checks our arguments and answers with its own Meta kernel. KERNELS is the folder of glm5_kernels.
 """
 
 from __future__ import annotations
-
-from vllm_ascend_on_cpu import shim  # isort: skip  # noqa: F401  # torch_npu without CANN
 
 import json
 import sys
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch_npu  # noqa: F401
 
-kernels, out = sys.argv[1:]
+KEYS = ("PrivateUse1", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+kernels, names, out = sys.argv[1:]
 sys.path.insert(0, kernels)
 
 from glm5_kernels import registry  # noqa: E402  # from that folder
@@ -42,5 +43,10 @@ report = {
     ],
     "format_cast": [str(getattr(cast, overload)._schema) for overload in cast.overloads()],
     "lightning_indexer": answer(topk),
+    "missing": [
+        name
+        for name in json.loads(Path(names).read_text())
+        if not any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in KEYS)
+    ],
 }
 Path(out).write_text(json.dumps(report))

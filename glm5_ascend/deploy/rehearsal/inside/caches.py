@@ -11,23 +11,13 @@ from vllm.config import VllmConfig
 from .meta import BigOnMeta
 
 
-def proposer_of(config: VllmConfig, draft: torch.nn.Module) -> Any:
-    """vllm-ascend's proposer of a draft model, with the attributes that the calls here need."""
-    from vllm_ascend.ascend_config import get_ascend_config
+def share(config: VllmConfig, target: Any, draft: torch.nn.Module) -> None:
+    """Share embedding, head and top-k indices of the target with the draft, as the code of the proposer decides."""
     from vllm_ascend.spec_decode.eagle_proposer import AscendEagleProposer
 
     proposer = object.__new__(AscendEagleProposer)
     proposer.model, proposer.vllm_config, proposer.method, proposer.use_compress = draft, config, "mtp", False
     proposer.use_cuda_graph = False  # a graph needs a device
-    proposer.is_multimodal_model = False
-    proposer.supports_mm_inputs = False
-    proposer.enable_shared_expert_dp = get_ascend_config().enable_shared_expert_dp
-    return proposer
-
-
-def share(config: VllmConfig, target: Any, draft: torch.nn.Module) -> None:
-    """Share embedding, head and top-k indices of the target with the draft, as the proposer's code decides."""
-    proposer = proposer_of(config, draft)
     target = target.get_language_model() if hasattr(target, "get_language_model") else target
     with BigOnMeta():
         proposer._maybe_share_embeddings(target)
@@ -65,31 +55,28 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
     return specs
 
 
-def cache(config: VllmConfig, available: int | None) -> dict[str, Any]:
-    """Layers, bytes per token of one die, and blocks for `available` bytes; None: no blocks are counted."""
+def cache(config: VllmConfig, available: int | None) -> tuple[dict[str, Any], list[str]]:
+    """Bytes per token of one die and blocks for `available` bytes (None: no blocks are counted), and the problems."""
     from glm5_parser.moved import moved
-    from vllm.model_executor.models.utils import extract_layer_index
 
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
     block, per_request = sizes(config, specs)
     report: dict[str, Any] = {
-        "ignored": ignored(config, specs),
-        # The indexer's keys may be a separate cache of a layer.
-        "layers": len({extract_layer_index(name) for name in specs}),
-        "bytes_per_token": block / tokens,
-        "request_bytes": per_request,
-        "tokens_per_block": tokens,
-    }
+        "bytes_per_token": block / tokens, "request_bytes": per_request, "tokens_per_block": tokens
+    }  # fmt: skip
+    problems = [
+        f"int8 {name} are requested, but no layer has them: this version reads other switches or marks"
+        for name in ignored(config, specs)
+    ]
     if available is not None and specs:
-        report["available_bytes"] = available
         resolve_layout(config, specs)
         try:
             (groups,) = moved("get_kv_cache_configs")(config, [specs], [available])
             report["blocks"] = groups.num_blocks
-        except ValueError as problem:  # one longest request does not fit
-            report["refused"] = str(problem)
-    return report
+        except ValueError as error:  # one longest request does not fit
+            problems.append(str(error)[:300])
+    return report, problems
 
 
 def sizes(config: VllmConfig, specs: dict[str, Any]) -> tuple[int, int]:

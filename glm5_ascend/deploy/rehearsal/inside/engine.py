@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,8 +14,13 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from . import operators
 from .machine import without_other_ranks
+
+
+@cache
+def parser() -> Any:
+    """The parser of `vllm serve`, which takes seconds to make."""
+    return module_of("make_arg_parser").make_arg_parser(FlexibleArgumentParser())
 
 
 def engine_config(argv: list[str]) -> VllmConfig:
@@ -20,12 +28,12 @@ def engine_config(argv: list[str]) -> VllmConfig:
 
     The front end's parsers of tools and thinking are left out: they need a tokenizer.
     """
-    cli_args = module_of("make_arg_parser")
-    parser = cli_args.make_arg_parser(FlexibleArgumentParser())
+    cli_args, said = module_of("make_arg_parser"), io.StringIO()
     try:
-        parsed = parser.parse_args(argv[2:])
+        with contextlib.redirect_stderr(said):
+            parsed = parser().parse_args(argv[2:])
     except SystemExit:
-        raise ValueError("vLLM's parser refuses the command line; its message is in the log") from None
+        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
     parsed.model = parsed.model_tag
     cli_args.validate_parsed_serve_args(parsed)
     arguments = AsyncEngineArgs.from_cli_args(parsed)
@@ -41,20 +49,19 @@ def set_rank(config: VllmConfig, job: dict[str, Any]) -> None:
     parallel.rank = job["rank_in_dp"]
 
 
-def start_worker(config: VllmConfig, job: dict[str, Any]) -> None:
+def start_worker(config: VllmConfig, rank: int = 0, world: int = 1) -> None:
     """Initialize as NPUWorker does before it loads a model, with torch's fake process groups instead of HCCL's."""
     from vllm_ascend import utils
     from vllm_ascend.ascend_config import get_ascend_config, init_ascend_config
     from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
     from vllm_ascend.utils import adapt_patch, register_ascend_customop
 
-    operators.define()
     adapt_patch()
     register_ascend_customop(config)
     init_ascend_config(config)
-    without_other_ranks(job["rank"], job["world"])
+    without_other_ranks(rank, world)
     parallel = config.parallel_config
-    init_distributed_environment(parallel.world_size, job["rank_in_dp"], "env://", 0, "fake")
+    init_distributed_environment(parallel.world_size, parallel.rank, "env://", 0, "fake")
     ensure_model_parallel_initialized(
         parallel.tensor_parallel_size, parallel.pipeline_parallel_size,
         parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size,

@@ -17,8 +17,6 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
-#: torch_npu's number of an A3; A2 is below, Ascend 950 above.
-SOC_VERSION = 250
 #: Stand-in for an HCCL group.
 _GROUP = types.SimpleNamespace(get_hccl_comm_name=lambda *_, **__: "fake")
 
@@ -29,16 +27,11 @@ def same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def prepare() -> None:
     """Make vLLM and vllm-ascend importable, and models built and loaded without a device."""
-    from . import walk
-
-    walk.remember_python_operators()
     _import_torchvision()
     torch.version.cann = None  # type: ignore[attr-defined]  # it would be parsed as a number
     torch_npu.npu_format_cast = same  # no NZ layout
     torch.Tensor.npu = same  # type: ignore[attr-defined]
     torch.npu.current_device = lambda: 0  # type: ignore[attr-defined]  # the real one starts the device
-    # Meta kernels of exchanges between A2 machines read the processor, which starts the device.
-    import_module("torch_npu.op_plugin.meta._meta_registrations").__dict__["get_soc_version"] = lambda: SOC_VERSION
     _stand_in_for_mooncake()
     sys.meta_path.append(_OtherModels())
     from vllm.model_executor.models import registry

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 REAL_ELEMENTS = 100_000
 #: Scales of a rank's experts [experts, rows, 1] are real up to this size: post-processing reads them on the host.
 REAL_SCALES = 2_000_000
+EMBEDDING = "embed_tokens.weight"
 _FILLED: frozenset[Any] = frozenset({torch.zeros, torch.ones, torch.full})
 _FACTORIES = _FILLED | {torch.empty, torch.rand, torch.randn, torch.randint}
 _COMPARISONS: frozenset[Any] = frozenset({torch.allclose, torch.equal})
@@ -77,7 +78,7 @@ class LoadRecord(TorchDispatchMode):
     Attributes:
         current: tensor of the checkpoint that the loader received last.
         written: writes by parameter name.
-        problems: `twice`, `wrong shape` or `wrong type` -> lines.
+        problems: `written twice`, ... -> lines.
         used: tensors of the checkpoint that were written to a parameter.
     """
 
@@ -117,19 +118,20 @@ class LoadRecord(TorchDispatchMode):
                 torch.broadcast_to(torch.empty(source.shape, device="meta"), target.shape)
             except RuntimeError:
                 line = f"{stored} {list(source.shape)} does not fit into {parameter} {list(target.shape)}"
-                self.problems["wrong shape"].append(line)
+                self.problems["of a wrong shape"].append(line)
                 return
             # Offsets are whole numbers that checkpoints store as floats.
             if source.dtype.is_floating_point != target.dtype.is_floating_point and not stored.endswith("_offset"):
-                self.problems["wrong type"].append(f"{stored} {source.dtype} is cast to {target.dtype} of {parameter}")
+                line = f"{stored} {source.dtype} is cast to {target.dtype} of {parameter}"
+                self.problems["cast between integers and floats"].append(line)
         written = self.written[parameter]
         key = (target.storage_offset(), tuple(target.shape), target.stride())
         if key in written.regions and target.numel() == 1:
             pass  # the scale of a fused layer: its parts have the same input and the same scale
-        elif key in written.regions and copies(written.regions[key], stored):
+        elif key in written.regions and written.regions[key].endswith(EMBEDDING) and stored.endswith(EMBEDDING):
             pass  # the draft's copy of the target's table, which newer lines load
         elif key in written.regions:
-            self.problems["twice"].append(f"{parameter} by {written.regions[key]} and {stored}")
+            self.problems["written twice"].append(f"{parameter} by {written.regions[key]} and {stored}")
         else:
             written.elements += target.numel()
         written.regions[key] = stored
@@ -139,11 +141,6 @@ class LoadRecord(TorchDispatchMode):
         missing = {name: value.numel() - self.written[name].elements for name, value in parameters.items()}
         built = {name for name, value in parameters.items() if self.names.get(storage(value)) == name}
         return {name: count for name, count in missing.items() if count and name in built}  # not: replaced
-
-
-def copies(one: str, other: str) -> bool:
-    """True for the embedding under the names of target and draft."""
-    return one.endswith("embed_tokens.weight") and other.endswith("embed_tokens.weight")
 
 
 def storage(tensor: torch.Tensor) -> int:

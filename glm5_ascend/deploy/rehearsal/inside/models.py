@@ -20,8 +20,6 @@ DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 Headers = dict[str, tuple[str, list[int]]]
-#: Lines of a list in the report: a loader that fails does so for every layer.
-SHOWN = 40
 #: Parameters that vllm-ascend makes for marked C8 layers and never reads.
 UNREAD = (".indexer.q_rot", ".indexer.k_rot")
 _LAYER = re.compile(r"model\.layers\.\d+\.")
@@ -29,58 +27,38 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.")
 
 
 class RehearsedModel:
-    """One model of the rank.
-
-    Attributes:
-        model: object of vllm-ascend's class.
-        report: part of the result.
-        used: tensors of the checkpoint that were loaded.
-    """
+    """One model of the rank: `model`, of vllm-ascend's class, and the record of what its loader writes."""
 
     def __init__(self, config: VllmConfig, model_config: Any) -> None:
         self.model_config = model_config
         self.factory = BigOnMeta()
         with self.factory, torch.no_grad():
             self.model = initialize_model(vllm_config=config, model_config=model_config)
-        self.used: set[str] = set()
         self.record = LoadRecord(dict(self.model.named_parameters()))
-        self.report: dict[str, Any] = {
-            "class": type(self.model).__name__,
-            "parameters": len(self.record.names),
-            "built_bytes": sum(parameter.nbytes for parameter in self.model.parameters()),
-            "schemes": dict(Counter(_schemes(self.model))),
-        }
 
     def load(self, headers: Headers) -> None:
         """Run the real loader with every tensor of the checkpoint by name, shape and type."""
         with torch.no_grad(), self.record:
             self.model.load_weights(self.record.tensors(tensors(headers)))
-        self._judge()
 
-    def _judge(self) -> None:
+    def problems(self) -> Iterator[str]:
+        """One line for each sort of wrong writes, with the first of them, and for elements that nothing wrote."""
+        for problem, lines in self.record.problems.items():
+            yield f"{len(lines)} {problem}: {lines[0]}"
         parameters = dict(self.model.named_parameters())
-        self.used = self.record.used
-        missing = self.record.unwritten(parameters)
-        defaulted = {
-            name for name, count in missing.items()
-            if name.endswith(UNREAD)
-            or (storage(parameters[name]) in self.factory.filled and count == parameters[name].numel())
-        }  # fmt: skip
-        never = [f"{name}: {count} of {parameters[name].numel()} elements" for name, count in missing.items()
-                 if name not in defaulted]  # fmt: skip
-        problems = {**self.record.problems, "uninitialised": never}
-        self.report["problems"] = {kind: listed(lines) for kind, lines in problems.items() if lines}
-        self.report["left_at_default"] = listed(sorted(defaulted))
+        never = [
+            f"{name}: {count} of {parameters[name].numel()} elements"
+            for name, count in self.record.unwritten(parameters).items()
+            if not name.endswith(UNREAD)
+            and not (storage(parameters[name]) in self.factory.filled and count == parameters[name].numel())
+        ]
+        if never:
+            yield f"{len(never)} never written by the loader: {never[0]}"
 
     def process(self) -> None:
-        """Run vllm-ascend's post-processing. `resident_bytes` counts every tensor that is alive afterwards."""
+        """Run vllm-ascend's post-processing."""
         with BigOnMeta("meta"), torch.no_grad():
             process_weights_after_loading(self.model, self.model_config, torch.device("cpu"))
-        self.measure()
-
-    def measure(self) -> None:
-        self.report["resident_bytes"] = sum(resident(self.model).values())
-        self.report["parameter_bytes"] = sum(parameters(self.model).values())
 
     def foreign_experts(self) -> dict[str, set[int]]:
         """Module of experts -> numbers of the experts of other ranks."""
@@ -129,7 +107,7 @@ def resident(*models: torch.nn.Module) -> dict[int, int]:
 
 def unused(headers: Headers, models: list[RehearsedModel], stages: int) -> list[str]:
     """Tensors that no model loaded, without those of other ranks: experts, layers; with stages, tensors of no layer."""
-    used = set[str]().union(*(model.used for model in models))
+    used = set[str]().union(*(model.record.used for model in models))
     elsewhere = set[int]().union(*(absent for model in models for absent in model.foreign_experts().values()))
     names = {name for model in models for name in model.record.names.values()}
     layers = {match[0] for name in names if (match := _LAYER.match(name))}
@@ -143,12 +121,7 @@ def unused(headers: Headers, models: list[RehearsedModel], stages: int) -> list[
     return [name for name in headers if name not in used and here(name)]
 
 
-def listed(lines: list[str]) -> dict[str, Any]:
-    return {"count": len(lines), "first": lines[:SHOWN]}
-
-
-def _schemes(model: torch.nn.Module) -> Iterator[str]:
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if method is not None:
-            yield type(getattr(method, "quant_method", method)).__name__
+def schemes(*models: torch.nn.Module) -> dict[str, int]:
+    """Number of layers by the class of their quantization."""
+    methods = (getattr(module, "quant_method", None) for model in models for module in model.modules())
+    return dict(Counter(type(getattr(method, "quant_method", method)).__name__ for method in methods if method))

@@ -1,87 +1,74 @@
-"""Build, load, measure and step one rank of a deployment with vllm-ascend's code.
+"""Build, load and measure one rank of a deployment with vllm-ascend's code.
 
-    python -m glm5_rehearsal.rank JOB OUT
+    python -m glm5_rehearsal.rank OUT JOB
 
-JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes",
-"headers": {name: [dtype, shape]}}. OUT gets the report as JSON. The first stage that fails is
-the last one; its error is part of the report.
+JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes", "headers": {name: [dtype, shape]}}.
+OUT gets the report as JSON. The first stage that fails is the last one; its error is a problem of the report.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-class Stages:
-    """Runs stages in order and records their duration; the first error ends them."""
+class Rank:
+    """A rank, stage by stage. stage: the current one; loading: its model while it is loaded."""
 
-    def __init__(self) -> None:
-        self.report: dict[str, Any] = {"seconds": {}, "models": {}, "failure": None}
-        self.at = ""
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.report: dict[str, Any] = {"problems": [], "models": {}}
+        self.stage = "import"
+        self.loading: Any = None
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        begin = time.monotonic()
-        self.at = name
-        yield
-        self.report["seconds"][name] = round(time.monotonic() - begin, 1)
-
-
-def rehearse(job: dict[str, Any], stages: Stages) -> None:
-    """All stages in order."""
-    report = stages.report
-    with stages.stage("import"):
+    def rehearse(self) -> None:
+        """Take all stages in order."""
         from . import machine
 
         machine.prepare()
         from vllm.config import set_current_vllm_config
 
-        from . import caches, engine, models, steps, walk
-    report["versions"] = engine.versions()
-    with stages.stage("configure"):
-        config = engine.engine_config(job["argv"])
-        engine.set_rank(config, job)
-    with set_current_vllm_config(config):
-        with stages.stage("groups"):
-            engine.start_worker(config, job)
-        rehearsed: dict[str, models.RehearsedModel] = {}
+        from . import engine
+
+        self.report["versions"] = engine.versions()
+        self.stage = "configure"
+        config = engine.engine_config(self.job["argv"])
+        engine.set_rank(config, self.job)
+        with set_current_vllm_config(config):
+            self.stage = "groups"
+            engine.start_worker(config, self.job["rank"], self.job["world"])
+            self._load(config)
+
+    def _load(self, config: Any) -> None:
+        from . import caches, engine, models
+
+        problems, built = self.report["problems"], dict[str, models.RehearsedModel]()
         for name, model_config in engine.models_of(config).items():
-            with stages.stage(f"build {name}"):
-                model = rehearsed[name] = models.RehearsedModel(config, model_config)
-                report["models"][name] = model.report
-            with stages.stage(f"load {name}"):
-                report["loading"] = model.record
-                model.load(job["headers"])
-                del report["loading"]
-            with stages.stage(f"process {name}"):
-                model.process()
-        report["unused"] = models.listed(
-            models.unused(job["headers"], list(rehearsed.values()), config.parallel_config.pipeline_parallel_size)
-        )
-        with stages.stage("measure"):
-            if "draft" in rehearsed:
-                caches.share(config, rehearsed["target"].model, rehearsed["draft"].model)
-            resident = models.resident(*(model.model for model in rehearsed.values()))
-            report["resident_bytes"] = sum(resident.values())
-            report["parameter_bytes"] = sum(models.parameters(*(model.model for model in rehearsed.values())).values())
-            usable = job.get("usable_bytes")
-            report["cache"] = caches.cache(config, None if usable is None else int(usable) - report["resident_bytes"])
-        built = {name: model.model for name, model in rehearsed.items()}
-        steps.prepare(built)
-        for step in steps.steps_of(config):
-            if step.model in built:
-                with stages.stage(f"walk {step.name}"):
-                    walked = steps.take(config, step, built)
-                report.setdefault("walk", {})[step.name] = walk.table(walked.lines) | {"ours": sorted(walked.ours)}
+            self.stage = f"build {name}"
+            model = built[name] = models.RehearsedModel(config, model_config)
+            self.report["models"][name] = type(model.model).__name__
+            self.stage, self.loading = f"load {name}", model.record
+            model.load(self.job["headers"])
+            self.stage, self.loading = f"process {name}", None
+            problems += [f"{name}: {problem}" for problem in model.problems()]
+            model.process()
+        self.stage = "measure"
+        loaded = [model.model for model in built.values()]
+        stages = config.parallel_config.pipeline_parallel_size
+        if unused := models.unused(self.job["headers"], list(built.values()), stages):
+            problems.append(f"{len(unused)} tensors of the checkpoint are unused: {unused[0]}")
+        if "draft" in built:
+            caches.share(config, built["target"].model, built["draft"].model)
+        self.report["schemes"] = models.schemes(*loaded)
+        self.report["parameter_bytes"] = sum(models.parameters(*loaded).values())
+        self.report["resident_bytes"] = resident = sum(models.resident(*loaded).values())
+        usable = self.job.get("usable_bytes")
+        self.report["cache"], refused = caches.cache(config, None if usable is None else int(usable) - resident)
+        problems += [f"cache: {problem}" for problem in refused]
 
 
 def message(error: Exception) -> str:
@@ -91,21 +78,16 @@ def message(error: Exception) -> str:
 
 
 def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+    job = json.loads(Path(sys.argv[2]).read_text())
     os.environ.update(job["env"])
-    stages = Stages()
+    rank = Rank(job)
     try:
-        rehearse(job, stages)
+        rank.rehearse()
     except Exception as error:
-        record = stages.report.pop("loading", None)
-        stages.report["failure"] = {
-            "stage": stages.at,
-            "error": message(error)[:2000],
-            "tensor": record.current if record else "",
-            "trace": traceback.format_exc()[-4000:],
-        }
-    stages.report["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    Path(sys.argv[2]).write_text(json.dumps(stages.report))
+        traceback.print_exc()
+        at = f" at {rank.loading.current}" if rank.loading and rank.loading.current else ""
+        rank.report["problems"].append(f"{rank.stage}{at}: {message(error)[:600]}")
+    Path(sys.argv[1]).write_text(json.dumps(rank.report))
 
 
 if __name__ == "__main__":
