@@ -123,7 +123,7 @@ def test_exit_codes_and_metrics_for_cron(stub: str, canaries: Path, tmp_path: Pa
     assert in_process("watch", stub, "--once", "--canaries", canaries, "--textfile", file).returncode == 0
     healthy = values()
     assert healthy["glm5_watch_up"] == 1 and healthy["glm5_watch_mtp_tokens_per_step"] > 1
-    assert 'outcome="good"} 34' in file.read_text()
+    assert 'outcome="good"} 28' in file.read_text()
     with spoiled(FaultProxy(stub, "repeats")) as url:
         done = in_process("watch", url, "--once", "--textfile", file)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("garbage: repeats (poll 1)")
