@@ -21,17 +21,8 @@ import numpy as np
 import yaml
 from tools import known_sizes
 
-from glm5_ascend.plan.evidence import (
-    OUTPUTS,
-    PRIORS,
-    SLOPE,
-    Case,
-    cases,
-    distance,
-    errors,
-    fit,
-    to_constants,
-)
+from glm5_ascend.plan.evidence import OUTPUTS, SLOPE, Case, cases, distance
+from glm5_ascend.plan.fit import PRIORS, errors, fit, to_constants
 from glm5_ascend.plan.hardware import Constants, fitted
 
 FITTED = Path(__file__).parents[1] / "glm5_ascend" / "plan" / "data" / "fitted.yaml"

@@ -20,7 +20,7 @@ from glm5_ascend.plan.memory import ENDS, End, pages
 from glm5_ascend.plan.model import from_directory, named
 from glm5_ascend.plan.options import PlanOptions
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.proven import DERIVED, NOBODY, Evidence, faults, proven_layouts
+from glm5_ascend.plan.proven import DERIVED, UNPROVEN, Evidence, faults, proven_layouts
 from glm5_ascend.plan.search import EQUAL, MEETS, SHEDS, Candidate, Question, best_layouts, evaluate
 from glm5_ascend.plan.steps import Duration, Steps
 
@@ -54,12 +54,7 @@ def plan(options: PlanOptions) -> Plan:
     steps = Steps(model, hardware, hardware.constants or fitted().constants)
     question = Question(steps, workload, slo, options.acceptance, options.mtp)
     nodes, candidates, trial = _answers(question, options.layout, options.nodes)
-    result = Plan(**vars(question), nodes=nodes, best=candidates[0], others=candidates[1:], experimental=trial)
-    if options.html is not None:
-        from glm5_ascend.plan.report import write
-
-        write(result, Path(options.html))
-    return result
+    return Plan(question, nodes, candidates[0], candidates[1:], trial)
 
 
 def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[int, list[Candidate], Candidate | None]:
@@ -76,8 +71,8 @@ def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[i
         if nodes is not None and nodes < needed:
             raise PlanError(f"--layout {text}: takes {needed} x {hardware.name}, --nodes is {nodes}", "more nodes")
         sources = dict(proven_layouts(question.model, hardware, needed, load, question.drafts))
-        same = next((e for other, e in sources.items() if str(other) == str(layout)), NOBODY)  # with other settings
-        changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else NOBODY
+        same = next((e for other, e in sources.items() if str(other) == str(layout)), UNPROVEN)  # with other settings
+        changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else UNPROVEN
         best = evaluate(question, layout, sources.get(layout, changed), shed=False)
         count, candidates = nodes or needed, [best] if best else []
     if candidates:
@@ -116,15 +111,16 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Plan(Question):
+class Plan:
     """The answer to a question.
 
     Attributes:
-        best: the first answer. others: further layouts with a source, best first.
+        nodes: number of machines. best: the first answer. others: further layouts with a source, best first.
         experimental: a layout that nobody is known to run, if it is worth a trial.
         profile: the deployment profile with the plan's engines, if there is one. lines: commands that run the plan.
     """
 
+    question: Question
     nodes: int
     best: Candidate
     others: list[Candidate]
@@ -135,13 +131,13 @@ class Plan(Question):
     @cached_property
     def numbers(self) -> dict[str, Range]:
         """Figures with their ranges; the range of the memory counts for the speed."""
-        layout, load, model, p = self.best.layout, self.best.load, self.model, self.best.prediction
-        ends = [predict(self.steps, layout, load, self.accepted, (end,)) or p for end in ENDS]
-        widths, die = self.half_widths(layout), p.memory
-        basis = "measured" if self.hardware.constants else "fitted" if has_rows(model) else "guessed"
+        question, layout, load, p = self.question, self.best.layout, self.best.load, self.best.prediction
+        ends = [predict(question.steps, layout, load, question.accepted, (end,)) or p for end in ENDS]
+        model, widths, die = question.model, question.half_widths(layout), p.memory
+        basis = "measured" if question.hardware.constants else "fitted" if has_rows(model) else "guessed"
 
         def band(output: str, scale: float = 1.0) -> Range:
-            values, factor = [scale * getattr(one, output) for one in ends], math.exp(widths[output])
+            values, factor = [scale * getattr(prediction, output) for prediction in ends], math.exp(widths[output])
             return Range(scale * getattr(p, output), min(values) / factor, max(values) * factor, basis)
 
         def exact(value: float) -> Range:
@@ -174,8 +170,8 @@ class Plan(Question):
     @cached_property
     def step(self) -> Duration:
         """A decode step of the first answer."""
-        p, load = self.best.prediction, self.workload
-        return self.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
+        p, load = self.best.prediction, self.question.workload
+        return self.question.steps.decode(self.best.layout.decode, p.batch, load.prompt + load.output / 2, p.ranks)
 
     @property
     def within_slo(self) -> bool:
@@ -184,31 +180,32 @@ class Plan(Question):
     @property
     def title(self) -> str:
         """Model, weights and machines."""
-        machines = f"{self.nodes} x {self.hardware.title} ({self.nodes * self.hardware.dies_per_node} dies)"
-        return f"{self.model.name} {self.model.quantization} on {machines}"
+        model, hardware = self.question.model, self.question.hardware
+        dies = self.nodes * hardware.dies_per_node
+        return f"{model.name} {model.quantization} on {self.nodes} x {hardware.title} ({dies} dies)"
 
     @property
     def verdict(self) -> str:
         """Says if the printed latencies meet the SLO."""
         if self.best.verdict == SHEDS:
-            clients = f"{self.best.admitted:g} of {self.workload.concurrency:g} clients"
+            clients = f"{self.best.admitted:g} of {self.question.workload.concurrency:g} clients"
             return f"met for {clients}, and the numbers are for these: admit no more at the router, or add machines"
         if self.best.verdict != MEETS:
             return "not met (limits on latency, or rate=); this is the closest layout that was evaluated"
-        if self.slo.excess(*(self.numbers[name].high / 1e3 for name in ("tpot_ms", "ttft_ms"))) > 1.0:
+        if self.question.slo.excess(*(self.numbers[name].high / 1e3 for name in ("tpot_ms", "ttft_ms"))) > 1.0:
             return "met by the prediction, not at the slow end of its range"
         return "met, also at the slow end of the range"
 
     @cached_property
     def notes(self) -> list[str]:
         """Assumptions, enough or idle machines, limits on the number of requests, and known faults."""
-        best, layout, hardware = self.best, self.best.layout, self.hardware
-        p, pod, rules = best.prediction, hardware.links.pod, self.model.rules
+        model, hardware, best, layout = self.question.model, self.question.hardware, self.best, self.best.layout
+        p, pod, rules = best.prediction, hardware.links.pod, model.rules
         slots = layout.decode.sequences * layout.decode.dp * layout.replicas
         sentences = (
             *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
-            (not has_rows(self.model),
-             f"no public speed of {self.model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+            (not has_rows(model),
+             f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
             (pod is not None and best.nodes > 1,
              f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise"
              " --hardware a3-roce"),
@@ -218,7 +215,7 @@ class Plan(Question):
             (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
             (p.bound == "seqs",
              f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
-            *((True, f"known fault: {text}") for text in faults(self.model, layout)),
+            *((True, f"known fault: {text}") for text in faults(model, layout)),
         )  # fmt: skip
         return [text for applies, text in sentences if applies]
 
@@ -235,12 +232,13 @@ class Plan(Question):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
-        best, p, near = self.best, self.best.prediction, self.nearest(self.best.layout)
+        best, p, model = self.best, self.best.prediction, self.question.model
+        near = self.question.nearest(best.layout)
         return {
             "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
-            "model": self.model.name, "quantization": self.model.quantization, "cache": self.model.cache,
-            "hardware": self.hardware.name, "nodes": self.nodes,
-            **_candidate(best), **{name: number.to_json() for name, number in self.numbers.items()},
+            "model": model.name, "quantization": model.quantization, "cache": model.cache,
+            "hardware": self.question.hardware.name, "nodes": self.nodes,
+            **_candidate(best), **{name: value.to_json() for name, value in self.numbers.items()},
             "engines": {
                 role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
                 for role, e in best.layout.engines.items()

@@ -97,7 +97,7 @@ class Hardware(Keys):
         mc2: None: for every number of dies.
         fp8: its units multiply FP8 and MXFP4. little_data: a sentence about missing data.
         measured_on: the model that `plan measure` served, for a measured CPU.
-        constants: of a measured or calibrated machine; None: those fitted to the public results.
+        constants: of a measured machine; None: those fitted to the public results.
     """
 
     name: str
@@ -162,7 +162,7 @@ def write(hardware: Hardware, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(path, error) from None
-    write_named(path, f"# Written by `glm5-ascend plan {'measure' if hardware.measured_on else 'calibrate'}`.\n{text}")
+    write_named(path, f"# Written by `glm5-ascend plan measure`.\n{text}")
 
 
 if __name__ == "__main__":

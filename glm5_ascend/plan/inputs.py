@@ -47,10 +47,10 @@ def pairs(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in items}
 
 
-def read_option(option: str, kind: type[T], values: Mapping[str, Any], tip: str = "") -> T:
-    """A value of `kind` from keys and texts; raises PlanError, which names the option and the key."""
+def read_option(option: str, to: type[T], values: Mapping[str, Any], tip: str = "") -> T:
+    """A value of the type `to` from keys and texts; raises PlanError, which names the option and the key."""
     try:
-        return adapter(kind).validate_python(values)  # type: ignore[arg-type, no-any-return]
+        return adapter(to).validate_python(values)  # type: ignore[arg-type, no-any-return]
     except ValidationError as error:
         first = error.errors()[0]
         key = "_".join(map(str, first["loc"])).removeprefix("decode_")
@@ -114,6 +114,10 @@ class Slo:
     __pydantic_config__ = ConfigDict(extra="forbid")
     tpot: _Limit = None
     ttft: _Limit = None
+
+    @property
+    def limited(self) -> bool:
+        return self != Slo()
 
     def excess(self, tpot: float, ttft: float) -> float:
         """Largest ratio of a latency to its limit; 0 without limits, at most 1 if they are met."""

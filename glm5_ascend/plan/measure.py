@@ -1,7 +1,7 @@
 """This machine's CPU as the planner's hardware.
 
 `measure` takes the rates of copies and matrix products at the model's shapes, serves the model, and fits the planner's
-constants to a few small loads, as `plan calibrate` does to a user's runs.
+constants to a few small loads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch.utils.benchmark import Timer
 
 from glm5_ascend.errors import CheckFailedError
-from glm5_ascend.plan.evidence import Case, Row, fit
+from glm5_ascend.plan.evidence import Case, Row
+from glm5_ascend.plan.fit import fit
 from glm5_ascend.plan.hardware import Constants, Hardware
 from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine, Layout

@@ -82,13 +82,13 @@ class PlannedModel:
         """Type of the projections of the main model's sparse attention."""
         return self.type_of(self.layers("sparse")[0], "self_attn.q_a_proj")
 
-    def type_of(self, layer: int, part: str) -> str:
-        return self.types[self.config.spec.layer_prefix(layer) + part]
+    def type_of(self, layer: int, linear: str) -> str:
+        return self.types[self.config.spec.layer_prefix(layer) + linear]
 
-    def layers(self, kind: str, stage: range | None = None) -> list[int]:
+    def layers(self, attention: str, stage: range | None = None) -> list[int]:
         """Main layers with this kind of attention: sparse | linear; of a pipeline stage, or all."""
         layers = stage or range(self.config.num_hidden_layers)
-        return [layer for layer in layers if self.config.attention_kind(layer) == kind]
+        return [layer for layer in layers if self.config.attention_kind(layer) == attention]
 
     def topk_layers(self, index_cache: bool) -> int:
         """Main layers that compute their own top-k, which may be fewer than those with an indexer."""
@@ -119,16 +119,16 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
     config = parse_config(raw, Path(f"{name} (models.yaml)"))
     rules = data.quantizations[quantization]
 
-    def type_of(prefix: str, part: str) -> str:
+    def type_of(prefix: str, linear: str) -> str:
         layer = config.spec.layer_of(prefix)
-        if part in config.spec.always_float or layer is None or config.is_mtp(layer):
+        if linear in config.spec.always_float or layer is None or config.is_mtp(layer):
             return FLOAT
-        if part.startswith("self_attn."):
+        if linear.startswith("self_attn."):
             return FLOAT if config.attention_types else rules.attention
-        return rules.experts if part.startswith("mlp.experts.") else rules.mlp
+        return rules.experts if linear.startswith("mlp.experts.") else rules.mlp
 
     weights = config.counted_weights()
-    types = {prefix + part.name: type_of(prefix, part.name) for prefix, part, _ in weights if isinstance(part, Linear)}
+    types = {prefix + w.name: type_of(prefix, w.name) for prefix, w, _ in weights if isinstance(w, Linear)}
     rotated = rules.experts != FLOAT and bool(config.spec.bases)
     return with_cache(PlannedModel(name, quantization, config, types, rules.cache, rotated=rotated, rules=rules), cache)
 
@@ -141,17 +141,17 @@ def from_directory(directory: Path, cache: str | None = None) -> PlannedModel:
 
     checkpoint, types = StoredModel(directory), dict[str, str]()
     config, description = checkpoint.config, checkpoint.description
-    for name in (prefix + part.name for prefix, part, _ in config.counted_weights() if isinstance(part, Linear)):
+    for name in (prefix + w.name for prefix, w, _ in config.counted_weights() if isinstance(w, Linear)):
         entry = checkpoint.entry(f"{name}.weight")
         # a source's types are those of the shards' headers; FP8 counts as in `--quant fp8`
         narrow = not description and entry is not None and entry.dtype.itemsize == 1
-        kind = types[name] = W8A8_DYNAMIC if narrow else str(description.get(f"{name}.weight", FLOAT))
-        if kind not in (FLOAT, *QUANTIZED):
-            raise CheckpointError(f"{directory}: {name}.weight: unknown type {kind!r:.40}", "quantize again")
-        if entry is not None and not narrow and entry.dtype.is_floating_point != (kind == FLOAT):
+        scheme = types[name] = W8A8_DYNAMIC if narrow else str(description.get(f"{name}.weight", FLOAT))
+        if scheme not in (FLOAT, *QUANTIZED):
+            raise CheckpointError(f"{directory}: {name}.weight: unknown type {scheme!r:.40}", "quantize again")
+        if entry is not None and not narrow and entry.dtype.is_floating_point != (scheme == FLOAT):
             raise CheckpointError(
                 f"{directory}: {name}.weight is stored as {str(entry.dtype).removeprefix('torch.')} but "
-                f"{DESCRIPTION_NAME} says {kind}",
+                f"{DESCRIPTION_NAME} says {scheme}",
                 "run `glm5-ascend verify` on it",
             )
     quantization = str(description.get("model_quant_type", "mixed")) if description else "fp8"

@@ -48,7 +48,7 @@ class Op:
     Attributes:
         nbytes: bytes read or written in memory.
         bf16, int8: cube operations, two per multiply-add. vector: element operations.
-        sent: bytes to other dies. group: number of dies that take part. kind: allreduce | alltoall | gather.
+        sent: bytes to other dies. group: number of dies that take part. collective: allreduce | alltoall | gather.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Op:
     vector: float = 0.0
     sent: float = 0.0
     group: int = 1
-    kind: str = ""
+    collective: str = ""
     count: int = 1
 
     def times(self, n: int) -> Op:
         nbytes, bf16, int8, vector, sent = (n * x for x in (self.nbytes, self.bf16, self.int8, self.vector, self.sent))
-        return Op(self.name, nbytes, bf16, int8, vector, sent, self.group, self.kind, n)
+        return Op(self.name, nbytes, bf16, int8, vector, sent, self.group, self.collective, n)
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class _Layer:
     step: StepLoad
     layer: int
 
-    def linear(self, name: str, kind: str, rows: float, columns: float, tokens: float | None = None) -> Op:
+    def linear(self, name: str, scheme: str, rows: float, columns: float, tokens: float | None = None) -> Op:
         """A weight of [rows, columns] of this die, with `tokens` inputs; None: those of the step."""
         tokens = self.step.tokens if tokens is None else tokens
-        nbytes = streamed_linear(kind, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
-        if kind == FLOAT:
+        nbytes = streamed_linear(scheme, int(rows), int(columns)) + BF16 * tokens * (rows + columns)
+        if scheme == FLOAT:
             return Op(name, nbytes, bf16=2.0 * tokens * rows * columns)
         # activations are quantized on the vector units
         return Op(name, nbytes, int8=2.0 * tokens * rows * columns, vector=4.0 * tokens * columns)
@@ -90,10 +90,10 @@ class _Layer:
         split = step.prefill and engine.dsa_cp  # each die has its share of the tokens, with all heads
         tokens = step.tokens / engine.tp if split else step.tokens
         heads = c.num_attention_heads if split else c.num_attention_heads / engine.tp
-        kind, latent = self.model.type_of(self.layer, "self_attn.o_proj"), c.kv_lora_rank + c.qk_rope_head_dim
+        scheme, latent = self.model.type_of(self.layer, "self_attn.o_proj"), c.kv_lora_rank + c.qk_rope_head_dim
         query = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim)
-        yield self.linear("MLA preprocess", kind, c.q_lora_rank + latent, c.hidden_size, tokens)
-        yield self.linear("MLA preprocess", kind, query, c.q_lora_rank, tokens)
+        yield self.linear("MLA preprocess", scheme, c.q_lora_rank + latent, c.hidden_size, tokens)
+        yield self.linear("MLA preprocess", scheme, query, c.q_lora_rank, tokens)
         yield self.linear("MLA preprocess", FLOAT, heads * c.qk_nope_head_dim, c.kv_lora_rank, tokens)
         selected, width = min(step.context, c.index_topk) / engine.dcp, latent + c.kv_lora_rank
         # Neighbouring tokens of a prompt select almost the same rows, which are then in the L2 cache.
@@ -102,24 +102,24 @@ class _Layer:
         pairs = tokens * heads * selected
         yield Op("sparse attention", nbytes, bf16=2.0 * pairs * width, vector=5.0 * pairs)
         yield self.linear("value and output", FLOAT, heads * c.v_head_dim, c.kv_lora_rank, tokens)
-        yield self.linear("value and output", kind, c.hidden_size, heads * c.v_head_dim, tokens)
+        yield self.linear("value and output", scheme, c.hidden_size, heads * c.v_head_dim, tokens)
         yield self.all_reduce()
         sent = (engine.dcp - 1) * tokens * heads * (c.kv_lora_rank + 1) * FP32 / engine.dcp
-        yield Op("all-reduce", sent=sent, group=engine.dcp, kind="allreduce")
+        yield Op("all-reduce", sent=sent, group=engine.dcp, collective="allreduce")
 
     def indexer(self) -> Iterator[Op]:
         """Lightning Indexer: every head scores every cached key and selects the best index_topk."""
         c, step = self.model.config, self.step
         tokens = step.tokens / self.engine.tp if step.prefill and self.engine.dsa_cp else step.tokens
         rows, pairs = c.index_n_heads * c.index_head_dim, tokens * step.context / c.index_kpool
-        kind, int8 = self.model.type_of(self.layer, "self_attn.o_proj"), self.model.cache != "none"
-        yield self.linear("indexer projections", kind, rows, c.q_lora_rank, tokens)
+        scheme, int8 = self.model.type_of(self.layer, "self_attn.o_proj"), self.model.cache != "none"
+        yield self.linear("indexer projections", scheme, rows, c.q_lora_rank, tokens)
         scores, keys = 2.0 * pairs * rows, step.requests * step.context * memory.indexer_row(self.model)
         yield Op("lightning indexer", keys, scores * (not int8), scores * int8, 3.0 * pairs * c.index_n_heads)
 
     def all_reduce(self) -> Op:
         tp, nbytes = self.engine.tp, self.step.tokens * self.model.config.hidden_size * BF16
-        return Op("all-reduce", sent=2.0 * (tp - 1) / tp * nbytes, group=tp, kind="allreduce")
+        return Op("all-reduce", sent=2.0 * (tp - 1) / tp * nbytes, group=tp, collective="allreduce")
 
     def linear_attention(self) -> Iterator[Op]:
         """KDA: a step reads each request's state and writes one per token; a prompt has a state per chunk."""
@@ -147,9 +147,9 @@ class _Layer:
         yield from self.mlp("dense MLP", "mlp.down_proj", self.model.config.intermediate_size)
 
     def mlp(self, name: str, down: str, width: int) -> Iterator[Op]:
-        hidden, tp, kind = self.model.config.hidden_size, self.engine.tp, self.model.type_of(self.layer, down)
-        yield self.linear(name, kind, 2 * width / tp, hidden)
-        yield self.linear(name, kind, hidden, width / tp)
+        hidden, tp, scheme = self.model.config.hidden_size, self.engine.tp, self.model.type_of(self.layer, down)
+        yield self.linear(name, scheme, 2 * width / tp, hidden)
+        yield self.linear(name, scheme, hidden, width / tp)
 
     def moe(self) -> Iterator[Op]:
         c, engine, step, width = self.model.config, self.engine, self.step, self.model.config.moe_intermediate_size
@@ -158,36 +158,36 @@ class _Layer:
         share = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
         # the router computes in fp32, which the cube does as four products of halves
         yield Op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
-        kind, local = self.model.type_of(self.layer, "mlp.experts.0.gate_proj"), c.n_routed_experts / engine.ep
-        yield from self.exchange(share, local, kind)
+        scheme, local = self.model.type_of(self.layer, "mlp.experts.0.gate_proj"), c.n_routed_experts / engine.ep
+        yield from self.exchange(share, local, scheme)
         tokens = step.tokens * step.ranks
         slices = 1 if engine.expert_parallel else engine.tp * engine.dp
         mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
         touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
         mean_pairs = tokens * c.num_experts_per_tok / engine.ep  # (token, expert) pairs of a die
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
-        expert = streamed_linear(kind, 2 * width, c.hidden_size) + streamed_linear(kind, c.hidden_size, width)
-        operations, floats = 6.0 * pairs * width * c.hidden_size, kind == FLOAT
+        expert = streamed_linear(scheme, 2 * width, c.hidden_size) + streamed_linear(scheme, c.hidden_size, width)
+        operations, floats = 6.0 * pairs * width * c.hidden_size, scheme == FLOAT
         yield Op(
             "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
             operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),
         )  # fmt: skip
 
-    def exchange(self, tokens: float, local_experts: float, kind: str) -> Iterator[Op]:
+    def exchange(self, tokens: float, local_experts: float, scheme: str) -> Iterator[Op]:
         """Tokens to their experts and back: to the dies that have them, or to all dies, by the engine's rule."""
         c, engine, rule = self.model.config, self.engine, self.hardware.mc2
-        dies, way, width = engine.tp * engine.dp, "alltoall", BF16 if kind == FLOAT else 1
+        dies, way, width = engine.tp * engine.dp, "alltoall", BF16 if scheme == FLOAT else 1
         copies = tokens * c.num_experts_per_tok * (dies - 1) / dies
         gather = rule and (self.step.prefill or engine.ep < rule.min_ep or local_experts > rule.max_local_experts)
         if gather or not engine.expert_parallel:
             copies, way, width = tokens * (dies - 1), "gather", BF16
-        yield Op("MoE dispatch", sent=copies * c.hidden_size * width, group=dies, kind=way)
-        yield Op("MoE combine", sent=copies * c.hidden_size * BF16, group=dies, kind=way)
+        yield Op("MoE dispatch", sent=copies * c.hidden_size * width, group=dies, collective=way)
+        yield Op("MoE combine", sent=copies * c.hidden_size * BF16, group=dies, collective=way)
 
     def head(self, tokens: float) -> Iterator[Op]:
         c, tp = self.model.config, self.engine.tp
         yield self.linear("head", FLOAT, c.vocab_size / tp, c.hidden_size, tokens)
-        yield Op("gather logits", sent=tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, group=tp, kind="gather")
+        yield Op("gather logits", sent=tokens * c.vocab_size * BF16 * (tp - 1) / tp / tp, group=tp, collective="gather")
 
 
 def step_operators(model: PlannedModel, hardware: Hardware, engine: Engine, step: StepLoad) -> Iterator[Op]:

@@ -7,10 +7,9 @@ from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
 
-_HARDWARE = Option(
+_HARDWARE = (
     "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after `plan measure`), or a "
-    "YAML file that describes a machine.",
-    "NAME",
+    "YAML file that describes a machine."
 )
 _MODEL = "Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash."
 _QUANT = "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4."
@@ -36,7 +35,7 @@ class PlanOptions:
     model: Annotated[str | None, Option(_MODEL, "NAME", default_text="glm-5")] = None
     quant: Annotated[str, Option(_QUANT, "NAME")] = "w4a8"
     cache: Annotated[str | None, Option(_CACHE, "NAME", default_text="by --quant or DIR")] = None
-    hardware: Annotated[str, _HARDWARE] = "a3"
+    hardware: Annotated[str, Option(_HARDWARE, "NAME")] = "a3"
     nodes: Annotated[int | None, Option("Number of machines.", "N", 1, 4096, default_text=_NODES)] = None
     workload: Annotated[str, Option(_WORKLOAD, "KEY=N,...")] = "in=3500,out=1500,concurrency=16"
     slo: Annotated[str | None, Option("Limits on latency, such as tpot=50ms,ttft=2s.", "KEY=T,...")] = None
@@ -45,6 +44,12 @@ class PlanOptions:
     ] = None
     layout: Annotated[str | None, Option(_LAYOUT, "KEY=N,...")] = None
     mtp: Annotated[int | None, Option("MTP draft tokens per step.", "N", 0, default_text="by source")] = None
+
+
+@dataclass(frozen=True)
+class PlanReportOptions(PlanOptions):
+    """Options of `plan`, and the file of its report."""
+
     html: Annotated[StrPath | None, Option("Write a report as one HTML file without network access.", "FILE")] = None
 
 
@@ -55,20 +60,3 @@ class MeasureOptions:
     directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint to serve; without it the demo model.")] = None
     _: KW_ONLY
     out: Annotated[StrPath | None, Option("Write to this file instead of the one of --hardware cpu.", "FILE")] = None
-
-
-@dataclass(frozen=True)
-class CalibrateOptions:
-    """Options of `plan calibrate`."""
-
-    runs: Annotated[
-        StrPath,
-        Argument("RUNS", "A CSV, or results of vllm bench serve, AISBench, evalscope or SGLang's bench_serving."),
-    ]
-    _: KW_ONLY
-    model: Annotated[str, Option("Of the JSON's run: model.", "NAME")] = "glm-5"
-    quant: Annotated[str, Option("Of the JSON's run: quantization.", "NAME")] = "w4a8"
-    nodes: Annotated[int, Option("Of the JSON's run: number of machines.", "N")] = 1
-    layout: Annotated[str | None, Option("Of the JSON's run: as `plan --layout`.", "KEY=N,...")] = None
-    hardware: Annotated[str, _HARDWARE] = "a3"
-    out: Annotated[StrPath | None, Option("Write the machine with the fitted constants.", "FILE")] = None

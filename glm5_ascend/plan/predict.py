@@ -23,6 +23,11 @@ from glm5_ascend.plan.steps import PromptTime, Steps
 
 #: Share of the prefills of an engine's DP ranks that run at the same time. A guess: few public results depend on it.
 OVERLAP = 0.5
+#: Shares of the time above which prefills are called the limit: of an engine that also decodes, of one that does not.
+PREFILL_BOUND, PREFILL_ONLY_BOUND = 0.5, 0.9
+#: Largest shares of the time that prefills take: of their rank, of the decode steps of all ranks, and of an engine that
+#: only prefills. Waiting times grow without end near 1, and the bisection must see numbers.
+MOST_BUSY, MOST_BLOCKED, MOST_BUSY_PREFILL = 0.999, 0.98, 1.0 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,16 @@ def predict(
     engine, prefill = layout.decode, layout.prefill
     free = steps.memory(engine, prefill is not None, prefill is not None)
     dies = [(free, engine), *([(steps.memory(prefill, False, True), prefill)] if prefill else [])]
-    fitting = (end for end in ends if all(die.most_requests(one, load, end) for die, one in dies))
+    fitting = (end for end in ends if all(die.most_requests(owner, load, end) for die, owner in dies))
     end = next(fitting, None)
     if end is None:
         return None
     most = free.most_requests(engine, load, end)
     passes = (load.output - 1) / tokens_per_step(engine.drafts, accepted)  # the prefill gives the first token
     if prefill:
-        steady = _apart(steps, engine, prefill, layout.prefills / layout.replicas, load, passes, most)
+        steady = _disaggregated(steps, engine, prefill, layout.prefills / layout.replicas, load, passes, most)
     else:
-        steady = _together(steps, engine, load, passes, most)
+        steady = _mixed(steps, engine, load, passes, most)
     rate, stay, arrivals = steady.rate, steady.first + steady.decode, steady.bound == "arrivals"
     wait = 0.0 if arrivals else max(0.0, clients / rate - stay)  # until a request enters
     ttft = wait + steady.first
@@ -121,7 +126,7 @@ def _run(load: Workload, steady: _Steady, wait: float, requests: float, cold: fl
     return requests / seconds, ttft
 
 
-def _together(steps: Steps, engine: Engine, load: Workload, passes: float, most: float) -> _Steady:
+def _mixed(steps: Steps, engine: Engine, load: Workload, passes: float, most: float) -> _Steady:
     """An engine that prefills and decodes."""
     clients = load.concurrency
     running = min(clients, most * engine.dp)
@@ -137,22 +142,26 @@ def _together(steps: Steps, engine: Engine, load: Workload, passes: float, most:
         """Seconds to the first token, and of the further tokens, if `rate` requests end per second."""
         # A prefilling rank blocks all ranks: they meet at the experts in every layer. A request is not blocked by its
         # own prefill.
-        busy = min(0.999, rate * prompt.alone / engine.pp / ranks)
+        busy = min(MOST_BUSY, rate * prompt.alone / engine.pp / ranks)
         blocked = 1.0 - (1.0 - busy * others) ** blocking
         first = prompt.alone + prompt.chunks * mixed_step * (1.0 - busy) + mixed_step / 2
         first += prompt.alone * busy * busy / 2 / (1.0 - busy) * (1.0 - 1.0 / batch)  # other prompts of the rank
-        return first, passes * step / (1.0 - min(0.98, blocked))
+        return first, passes * step / (1.0 - min(MOST_BLOCKED, blocked))
 
     rate = _bisect(lambda x: x * sum(times(x)) - running, ranks / prompt.packed)
     bound = "decode" if running >= clients else "memory"
-    if rate * prompt.packed / ranks > 0.5 and bound == "decode":
+    if rate * prompt.packed / ranks > PREFILL_BOUND and bound == "decode":
         bound = "prefill"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
-    return _Steady(rate, *times(rate), bound, batch, ranks, prompt, engine.dp, blocking)
+    first, decode = times(rate)
+    return _Steady(
+        rate=rate, first=first, decode=decode, bound=bound, batch=batch, ranks=ranks, prompt=prompt,
+        servers=engine.dp, blocking=blocking,
+    )  # fmt: skip
 
 
-def _apart(
+def _disaggregated(
     steps: Steps, engine: Engine, prefill: Engine, prefills: float, load: Workload, passes: float, most: float
 ) -> _Steady:
     """`prefills` prefill engines that feed a decode engine."""
@@ -171,21 +180,24 @@ def _apart(
 
     def first(rate: float) -> float:
         """Seconds until the first token: wait for one of the prefill ranks (M/D/c), prefill, transfer."""
-        busy = min(1.0 - 1e-6, rate * prompt.packed / servers)
+        busy = min(MOST_BUSY_PREFILL, rate * prompt.packed / servers)
         service = prompt.alone / prefill.pp * (1.0 - busy) + prompt.packed * busy
         queue = service * math.pow(busy, math.sqrt(2 * (servers + 1))) / servers / (1.0 - busy) / 2
         return prompt.alone + transfer + queue
 
     most_rate, capacity = servers / prompt.packed, most * engine.dp
     rate, bound = _bisect(lambda x: x * (first(x) + decode(x)) - clients, most_rate), "decode"
-    if rate > 0.9 * most_rate:
+    if rate > PREFILL_ONLY_BOUND * most_rate:
         bound = "prefill"
     if rate * decode(rate) > capacity:
         rate, bound = _bisect(lambda x: x * decode(x) - capacity, rate), "memory"
     if load.rate is not None and load.rate < rate:
         rate, bound = load.rate, "arrivals"
     batch = max(1.0, min(capacity, rate * decode(rate)) / ranks)
-    return _Steady(rate, first(rate), decode(rate), bound, batch, ranks, prompt, servers, 1.0)
+    return _Steady(
+        rate=rate, first=first(rate), decode=decode(rate), bound=bound, batch=batch, ranks=ranks, prompt=prompt,
+        servers=servers, blocking=1.0,
+    )  # fmt: skip
 
 
 def _bisect(excess: Callable[[float], float], high: float) -> float:

@@ -67,7 +67,7 @@ class Evidence:
         return "; ".join(filter(None, (self.source or "nobody is known to run it", ", ".join(self.changes))))
 
 
-NOBODY = Evidence()
+UNPROVEN = Evidence()
 
 
 @functools.cache
@@ -102,8 +102,8 @@ def proven_layouts(
         if any(getattr(config, size) != getattr(named(entry.models[0], "bf16").config, size) for size in _SIZES):
             continue  # nobody runs a model of other sizes
         source = parse_layout(entry.layout, config, workload.concurrency)
-        for number in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
-            layout, changes = _adapted(source, entry, model, context, number)
+        for count in {source.decode.drafts, _USUAL_DRAFTS} if drafts is None else {drafts}:
+            layout, changes = _adapted(source, entry, model, context, count)
             for copy, copied in _copies(layout, nodes * hardware.dies_per_node):
                 all_changes = (*changes, *copied)
                 profile = entry.profile if all_changes == entry.changes else None
@@ -144,11 +144,11 @@ def _copies(layout: Layout, dies: int) -> Iterator[tuple[Layout, tuple[str, ...]
     """Numbers of engines that fit the dies, and the change; from one that prefills for four to two for one."""
     prefill_dies = layout.prefill.dies if layout.prefill else 0
     for replicas in _counts((dies - prefill_dies) // layout.decode.dies):
-        numbers, change = [0], f"{replicas} copies behind a router"
+        counts, change = [0], f"{replicas} copies behind a router"
         if prefill_dies:
             most = min((dies - replicas * layout.decode.dies) // prefill_dies, 2 * replicas)
-            numbers = [n for n in _counts(most) if 4 * n >= replicas]
-        for n in numbers:
+            counts = [n for n in _counts(most) if 4 * n >= replicas]
+        for n in counts:
             change = f"{n} prefill and {replicas} decode engines" if n else change
             yield replace(layout, replicas=replicas, prefills=n), (change,) * (replicas > 1 or n > 1)
 

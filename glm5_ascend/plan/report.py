@@ -51,19 +51,19 @@ def show(plan: Plan, console: Console) -> None:
 
 def answer(plan: Plan) -> Iterator[tuple[str, str]]:
     """The first answer: load, layout, source, speeds, what limits them, verdict, notes, and the nearest result."""
-    n, best, step, near = plan.numbers, plan.best, plan.step, plan.nearest(plan.best.layout)
+    n, best, step, near = plan.numbers, plan.best, plan.step, plan.question.nearest(plan.best.layout)
     speed, tpot, ttft = n["output_tokens_per_s"], n["tpot_ms"], n["ttft_ms"]
     limits = sorted(step.by_limit.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {100 * seconds / step.seconds:.0f} %" for name, seconds in limits)
     bound = BOUNDS[best.prediction.bound]
-    yield "load", str(plan.workload)
+    yield "load", str(plan.question.workload)
     yield best.evidence.tag, str(best.layout)
     yield "source", str(best.evidence)
     yield "tokens/s", f"{speed.text()} output tokens, all requests  [{speed.basis}]"
     yield "TPOT", f"{tpot.text(digits=1)} ms  [{tpot.basis}]"
     yield "TTFT", f"{ttft.text()} ms  [{ttft.basis}; few public numbers]"
     yield "limits", f"throughput by {bound}; a decode step of {1e3 * step.seconds:.0f} ms: {shares}"
-    if plan.slo.tpot or plan.slo.ttft or not plan.within_slo:
+    if plan.question.slo.limited or not plan.within_slo:
         yield "SLO", plan.verdict
     yield from (("note", note) for note in plan.notes)
     if near is not None:
@@ -106,7 +106,7 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     """Errors of the planner on public results, and the meaning of the words in brackets."""
     if plan.experimental is not None:
         yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
-    if plan.hardware.constants is None:
+    if plan.question.hardware.constants is None:
         data = fitted()
         yield (
             f"fitted: six constants, on {data.rows} public results. Results that a fit had not seen: median error "
@@ -126,7 +126,7 @@ def document(plan: Plan, header: ReportHeader) -> Page:
     """The page; `header` has its origin."""
     grade: Grade = "good" if plan.verdict.startswith("met, also") else "fair" if plan.within_slo else "poor"
     verdict = ReportVerdict(grade, f"SLO {plan.verdict}.", "", "The limits are those of --slo.")
-    if not (plan.slo.tpot or plan.slo.ttft):
+    if not plan.question.slo.limited:
         verdict = ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
     uses = [(name.strip(), text) for name, text in memory(plan)]
     operators = sorted(plan.step.by_op.items(), key=lambda item: -item[1])

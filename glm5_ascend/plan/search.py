@@ -15,7 +15,7 @@ from glm5_ascend.plan.layout import MAX_SLICES, Layout, parse_layout, sequences_
 from glm5_ascend.plan.memory import ENDS
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.predict import Prediction, predict
-from glm5_ascend.plan.proven import NOBODY, PROVEN, Evidence, faults, proven_layouts, with_sequences
+from glm5_ascend.plan.proven import PROVEN, UNPROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
 
 #: Numbers of machines that are tried without --nodes.
@@ -142,7 +142,7 @@ def best_layouts(question: Question, nodes: int | None) -> tuple[int, list[Candi
         candidates = candidates or experimental_candidates(question, count, ())
         if nodes is None:
             candidates.sort(key=lambda c: c.verdict)  # stable: the best that serves all clients, if there is one
-        if candidates and (nodes is not None or candidates[0].verdict == MEETS or candidates[0].evidence is NOBODY):
+        if candidates and (nodes is not None or candidates[0].verdict == MEETS or candidates[0].evidence is UNPROVEN):
             break
         fewest = fewest or (count if candidates else 0)
     else:
@@ -153,7 +153,7 @@ def best_layouts(question: Question, nodes: int | None) -> tuple[int, list[Candi
         count = min(c.nodes for c in candidates if c.verdict == candidates[0].verdict)
         candidates = [c for c in candidates if c.nodes <= count]
     best = candidates[0]
-    trials = [] if best.evidence is NOBODY else experimental_candidates(question, count, candidates)[:1]
+    trials = [] if best.evidence is UNPROVEN else experimental_candidates(question, count, candidates)[:1]
     for trial in trials:  # worth it: its low end is better, or it alone meets the SLO
         low = trial.value * math.exp(-question.half_widths(trial.layout)["tok_s"])
         if trial.rank < best.rank or (trial.rank == best.rank and low > best.value):
@@ -172,8 +172,7 @@ def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list
 
         def doubts(c: Candidate) -> tuple[object, ...]:
             changed, unnamed = c.evidence.tag != PROVEN, c.evidence.profile is None
-            number = len(faults(question.model, c.layout))
-            return c.verdict, number, changed, unnamed, c.order
+            return c.verdict, len(faults(question.model, c.layout)), changed, unnamed, c.order
 
         first = min(equal, key=doubts)
         candidates.sort(key=lambda c: c is not first)
@@ -184,7 +183,7 @@ def experimental_candidates(question: Question, nodes: int, proven: Sequence[Can
     """Layouts without a source, best first."""
     names = {str(candidate.layout) for candidate in proven}
     variants = _variants(question, nodes, proven)
-    return _ranked(question, {layout: NOBODY for layout in variants if str(layout) not in names})
+    return _ranked(question, {layout: UNPROVEN for layout in variants if str(layout) not in names})
 
 
 def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool = True) -> list[Candidate]:

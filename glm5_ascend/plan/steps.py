@@ -109,13 +109,13 @@ class Steps:
             cube = op.bf16 / rates.bf16 + op.int8 / rates.int8
             units = ("cube", cube / c.compute), ("vector", op.vector / rates.vector / c.compute)
             limit, seconds = max(("HBM", op.nbytes / rates.memory / c.memory), *units, key=lambda unit: unit[1])
-            if op.kind and op.group <= 1:
+            if op.collective and op.group <= 1:
                 continue  # nothing to send
-            if op.kind:
+            if op.collective:
                 link = hardware.link(op.group)
                 local = min(1.0, (hardware.dies_per_node - 1) / (op.group - 1))  # share of partners inside the node
                 seconds = op.sent / LINK * (local / links.node.bandwidth + (1 - local) / link.bandwidth)
-                if op.kind == "alltoall":
+                if op.collective == "alltoall":
                     seconds += op.count * (link.latency + (op.group - 1) * hardware.peer_seconds)
                 else:
                     seconds += op.count * link.latency * math.log2(op.group)

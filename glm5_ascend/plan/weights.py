@@ -35,7 +35,7 @@ FORMATS = {
     W8A8: Format(1, 2 * BF16 + 2 * FP32, 2 * FP32),
     W4A8_DYNAMIC: Format(0.5, 8 + 2 * FP32, 8 + FP32),
 }
-#: (kind in a report, division) by the begin of a weight's name, the first one that fits. whole: vLLM's
+#: (use in a report, division) by the begin of a weight's name, the first one that fits. whole: vLLM's
 #: ReplicatedLinear; ep: over the dies of the engine; tp, columns, output, shared: over those of a rank (see `copies`).
 _SHARES = {
     "mlp.experts.": ("routed experts", "ep"), "mlp.shared_experts.": ("shared experts", "shared"),
@@ -59,63 +59,64 @@ _FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_p
 _FUSED_TOKENS = 1024
 
 
-def streamed_linear(kind: str, rows: int, columns: int) -> int:
+def streamed_linear(scheme: str, rows: int, columns: int) -> int:
     """Bytes of a linear that a product reads: scale_bias is one value per row, INT4 scales have 64 bits."""
-    return int(FORMATS[kind].weight * rows * columns) + FORMATS[kind].read * rows
+    return int(FORMATS[scheme].weight * rows * columns) + FORMATS[scheme].read * rows
 
 
 def stored_bytes(model: PlannedModel, fp32_head: bool = False, mtp_copies: bool = True) -> int:
     """Bytes of all tensors of the checkpoint (without `rot.weight` and `global_rotation`), with msModelSlim's head in
     fp32, and with the MTP layer's own embedding and head."""
     sizes, total = model.config.sizes, 0
-    for prefix, part, count in model.config.counted_weights():
-        shape = part.shape(sizes)
-        kind = model.types[prefix + part.name] if isinstance(part, Linear) else FLOAT
-        if not mtp_copies and part.name in model.config.spec.mtp_copies:
+    for prefix, weight, count in model.config.counted_weights():
+        shape = weight.shape(sizes)
+        scheme = model.types[prefix + weight.name] if isinstance(weight, Linear) else FLOAT
+        if not mtp_copies and weight.name in model.config.spec.mtp_copies:
             continue
-        if kind == FLOAT:
-            fp32 = (isinstance(part, Vector) and part.name not in MTP_BF16) or (fp32_head and part.name == "lm_head")
+        if scheme == FLOAT:
+            norm = isinstance(weight, Vector) and weight.name not in MTP_BF16
+            fp32 = norm or (fp32_head and weight.name == "lm_head")
             total += count * math.prod(shape) * (FP32 if fp32 else BF16)
         else:
-            tensors = stored_tensors(kind, (shape[0], shape[1]), part.name)
-            ours = ("weight_scale", "weight_offset") if kind == W8A8 else ()  # msModelSlim does not write them
+            tensors = stored_tensors(scheme, (shape[0], shape[1]), weight.name)
+            ours = ("weight_scale", "weight_offset") if scheme == W8A8 else ()  # msModelSlim does not write them
             total += count * sum(tensor.nbytes for tensor in tensors if tensor.suffix not in ours)
     return total
 
 
 @functools.lru_cache(maxsize=256)
 def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str, str], float]:
-    """Resident bytes of a pipeline stage by (kind, division)."""
+    """Resident bytes of a pipeline stage by (use, division)."""
     config, sizes, sums = model.config, model.config.sizes, defaultdict[tuple[str, str], float](float)
-    for prefix, part, count in config.counted_weights():
+    for prefix, weight, count in config.counted_weights():
         layer = config.spec.layer_of(prefix)
         drafts = layer is not None and config.is_mtp(layer)
-        last = drafts or part.name in (config.spec.head, config.spec.final_norm)
+        last = drafts or weight.name in (config.spec.head, config.spec.final_norm)
         # The first stage's embedding cannot be shared with a draft on the last one.
-        shared = part.name in config.spec.mtp_copies and (part.name != EMBEDDING_COPY or stage.start == 0)
+        shared = weight.name in config.spec.mtp_copies and (weight.name != EMBEDDING_COPY or stage.start == 0)
         here = stage.stop == config.num_hidden_layers if last else (layer or 0) in stage
         if not here or (drafts and (not mtp or shared)):
             continue
-        kind, division = next(share for start, share in _SHARES.items() if part.name.startswith(start))
-        kind, shape = "MTP layer" if drafts else kind, part.shape(sizes)
+        use, division = next(share for start, share in _SHARES.items() if weight.name.startswith(start))
+        use, shape = "MTP layer" if drafts else use, weight.shape(sizes)
         if layer is not None and division == "output" and config.attention_kind(layer) == "linear":
             division = "tp"  # DSA-CP is one of sparse attention
-        if isinstance(part, Vector):
+        if isinstance(weight, Vector):
             # All norms of a quantized model get a bias, since the description names one norm's bias.
             norm = BF16 * (1 if model.quantization == "bf16" else 2)
-            kind = "norms" if kind == "embedding and head" else kind
-            sums[kind, "whole"] += count * shape[0] * (norm if part.role == "norm" else FP32)
-        elif isinstance(part, Parameter):  # the engine computes with most of a layer's in fp32
-            bf16 = layer is None or part.name.endswith("compress_gate")
-            sums[kind, division] += count * math.prod(shape) * (BF16 if bf16 else FP32)
+            use = "norms" if use == "embedding and head" else use
+            sums[use, "whole"] += count * shape[0] * (norm if weight.role == "norm" else FP32)
+        elif isinstance(weight, Parameter):  # the engine computes with most of a layer's in fp32
+            bf16 = layer is None or weight.name.endswith("compress_gate")
+            sums[use, division] += count * math.prod(shape) * (BF16 if bf16 else FP32)
         else:
-            stored = model.types[prefix + part.name]
-            weight = FORMATS[stored].weight * (2 if part.name == "mlp.gate" else 1)  # the router computes in fp32
-            along_rows = part.name.endswith(ROW_PARALLEL) and division != "ep"
-            sums[kind, division] += count * weight * math.prod(shape)
-            sums[kind, "whole" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
+            stored = model.types[prefix + weight.name]
+            nbytes = FORMATS[stored].weight * (2 if weight.name == "mlp.gate" else 1)  # the router computes in fp32
+            along_rows = weight.name.endswith(ROW_PARALLEL) and division != "ep"
+            sums[use, division] += count * nbytes * math.prod(shape)
+            sums[use, "whole" if along_rows else division] += count * FORMATS[stored].resident * shape[0]
             if stored == W8A8:  # a static input scale is repeated
-                sums[kind, division if along_rows else "whole"] += count * BF16 * shape[1]
+                sums[use, division if along_rows else "whole"] += count * BF16 * shape[1]
     if mtp and model.rotated and config.num_nextn_predict_layers and stage.stop == config.num_hidden_layers:
         sums["MTP layer", "whole"] += BF16 * config.hidden_size**2  # rot.weight
     return dict(sums)
@@ -123,14 +124,14 @@ def weight_sums(model: PlannedModel, mtp: bool, stage: range) -> dict[tuple[str,
 
 @functools.lru_cache(maxsize=4096)
 def per_die(model: PlannedModel, engine: Engine, stage: range) -> dict[str, int]:
-    """Resident bytes of weights by kind, on the die with the most experts. Callers must not change the result."""
+    """Resident bytes of weights by use, on the die with the most experts. Callers must not change the result."""
     slices = 1 if engine.expert_parallel else engine.tp * engine.dp
     experts = model.config.n_routed_experts
     share = {"whole": 1.0, "ep": -(-experts // engine.ep) / experts / slices}
-    parts = defaultdict[str, float](float)
-    for (kind, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
-        parts[kind] += nbytes * share.get(division, 1 / engine.tp)
-    return {name: round(nbytes) for name, nbytes in sorted(parts.items(), key=lambda pair: -pair[1])}
+    uses = defaultdict[str, float](float)
+    for (use, division), nbytes in weight_sums(model, engine.drafts > 0, stage).items():
+        uses[use] += nbytes * share.get(division, 1 / engine.tp)
+    return {name: round(nbytes) for name, nbytes in sorted(uses.items(), key=lambda pair: -pair[1])}
 
 
 def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, stage: range) -> dict[str, float]:
@@ -148,22 +149,22 @@ def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, 
         # Projections that are whole on every die (vllm-ascend's ShardedCPColumnParallelOp): q_b and kv_b, and on a
         # prefill node the output projection. Elsewhere it is gathered for each chunk, into a buffer for each type.
         nbytes["DSA-CP copies"] = rest * (sums["columns"] + (sums["output"] if split else 0))
-        kinds = [model.type_of(model.layers("sparse", stage)[0], "self_attn.o_proj")]
-        kinds += [FLOAT] * bool(last and engine.drafts and c.num_nextn_predict_layers)
-        for kind in kinds if line.gathered_o_proj and not split else ():
-            buffer = FORMATS[kind].weight * c.num_attention_heads * c.v_head_dim * c.hidden_size
-            nbytes["DSA-CP copies"] += buffer * (2.0 - rest if kind == FLOAT else 1.0)  # FLOAT is transposed first
+        schemes = [model.type_of(model.layers("sparse", stage)[0], "self_attn.o_proj")]
+        schemes += [FLOAT] * bool(last and engine.drafts and c.num_nextn_predict_layers)
+        for scheme in schemes if line.gathered_o_proj and not split else ():
+            buffer = FORMATS[scheme].weight * c.num_attention_heads * c.v_head_dim * c.hidden_size
+            nbytes["DSA-CP copies"] += buffer * (2.0 - rest if scheme == FLOAT else 1.0)  # FLOAT is transposed first
     if fused and engine.mlapo and not moved and model.cache != "li+sfa":
         # The kernel exists only for static W8A8 and bf16 latents; scales are deq_scale and quant_bias.
-        one = first * (c.hidden_size + 2 * FP32) + second * (c.q_lora_rank + 2 * FP32)
-        nbytes["MLAPO copies"] = float(_layers_of(model, W8A8, stage) * one)
+        of_layer = first * (c.hidden_size + 2 * FP32) + second * (c.q_lora_rank + 2 * FP32)
+        nbytes["MLAPO copies"] = float(_layers_of(model, W8A8, stage) * of_layer)
     if line.shared_experts and (dsa_cp or engine.flashcomm):
         # FlashComm, which DSA-CP needs in vllm-ascend 0.23, keeps the shared experts whole.
         nbytes["whole shared experts"] = rest * sums["shared"]
     if line.prolog and fused and not decode_only:
         # npu_mla_prolog_v3: q_a and kv_a as two matrices, and all scales in fp32.
-        one = first * c.hidden_size + FP32 * (first + second)
-        nbytes["PROLOG copies"] = float(_layers_of(model, W8A8_DYNAMIC, stage) * one)
+        of_layer = first * c.hidden_size + FP32 * (first + second)
+        nbytes["PROLOG copies"] = float(_layers_of(model, W8A8_DYNAMIC, stage) * of_layer)
     if line.draft_head and engine.drafts and last and not c.attention_types:
         # GLM-5's draft has a second reference to its head, so sharing the target's head frees nothing.
         nbytes["draft's own head"] = BF16 * c.vocab_size * c.hidden_size / engine.tp
@@ -171,6 +172,6 @@ def copies(model: PlannedModel, engine: Engine, decode_only: bool, split: bool, 
 
 
 @functools.lru_cache(maxsize=64)
-def _layers_of(model: PlannedModel, kind: str, stage: range) -> int:
+def _layers_of(model: PlannedModel, scheme: str, stage: range) -> int:
     layers = model.layers("sparse", stage)
-    return sum(all(model.type_of(layer, part) == kind for part in _FUSED) for layer in layers)
+    return sum(all(model.type_of(layer, linear) == scheme for linear in _FUSED) for layer in layers)

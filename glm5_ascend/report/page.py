@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
-from glm5_ascend.errors import OutputError
+from glm5_ascend.errors import MissingEnvironmentError, OutputError
 from glm5_ascend.files.written import write_named
 from glm5_ascend.report.content import Chart, Page
 
@@ -52,8 +53,13 @@ def check_path(path: Path) -> None:
     """Check before the work that a report can be written: only an older report is replaced.
 
     Raises:
+        MissingEnvironmentError: the extra `report` is not installed.
         OutputError: the path is another file, or its directory does not exist.
     """
+    missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
+    if missing:
+        problem = f"--html: {' and '.join(missing)} not installed"
+        raise MissingEnvironmentError(problem, 'pip install "glm5-ascend[report]"')
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --html")
     if path.is_dir():
@@ -73,6 +79,7 @@ def write(path: Path, page: Page) -> None:
     """Write a report; an older report is replaced.
 
     Raises:
+        MissingEnvironmentError: the extra `report` is not installed.
         OutputError: the path is another file, or cannot be written; nothing has changed.
     """
     check_path(path)

@@ -215,9 +215,8 @@ def default_log(port: str) -> Path:
     Raises:
         MissingEnvironmentError: neither can be written.
     """
-    from platformdirs import user_log_path
-
-    for folder in (user_log_path("glm5-ascend"), Path(tempfile.gettempdir()) / f"glm5-ascend-{os.geteuid()}"):
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    for folder in (Path(state) / "glm5-ascend" / "log", Path(tempfile.gettempdir()) / f"glm5-ascend-{os.geteuid()}"):
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = folder / f"serve-{port}-{os.getpid()}.log"

@@ -44,12 +44,11 @@ def _is_writable(path: Path) -> bool:
 
 
 def _default_folder() -> Path:
-    from platformdirs import user_cache_path
-
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
-    return user_cache_path("glm5-ascend") / f"kernels-{digest.hexdigest()[:12]}"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "glm5-ascend" / f"kernels-{digest.hexdigest()[:12]}"
 
 
 @cache

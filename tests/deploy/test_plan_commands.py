@@ -72,8 +72,8 @@ def plans() -> list[Plan]:
 
 
 def _commands(one: Plan) -> Iterator[list[str]]:
-    context = one.workload.prompt + one.workload.output
-    for role in roles(one.model, one.best.layout, one.hardware, context).values():
+    context = one.question.workload.prompt + one.question.workload.output
+    for role in roles(one.question.model, one.best.layout, one.question.hardware, context).values():
         words = []
         for word in argv(role):
             for open_word, value in WORDS.items():
@@ -85,12 +85,12 @@ def _commands(one: Plan) -> Iterator[list[str]]:
 def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
     base = load("a3-2node")
     for one in plans:
-        model, layout, hardware = one.model, one.best.layout, one.hardware
+        model, layout, hardware = one.question.model, one.best.layout, one.question.hardware
         plan_roles = roles(model, layout, hardware, one.workload.prompt + one.workload.output)
         attention = model.type_of(0, "self_attn.q_a_proj")
         profile = replace(
             base, roles=plan_roles,
-            hardware={"node": hardware.name, "nodes": one.nodes, "dies": one.nodes * one.hardware.dies_per_node},
+            hardware={"node": hardware.name, "nodes": one.nodes, "dies": one.nodes * hardware.dies_per_node},
             weights={"experts": model.expert_type, "attention": attention, "recipe": "w8a8"},
             memory={"weights_gib": sum(one.best.prediction.memory.weights.values()) / 2**30},
         )  # fmt: skip
@@ -117,8 +117,8 @@ def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
     for one in plans:
         layout = one.best.layout
         for engine in (layout.decode, *([layout.prefill] if layout.prefill else [])):
-            assert one.model.config.n_routed_experts % engine.ep == 0, str(layout)
-        assert layout.nodes(one.hardware) <= one.nodes
+            assert one.question.model.config.n_routed_experts % engine.ep == 0, str(layout)
+        assert layout.nodes(one.question.hardware) <= one.nodes
 
 
 def test_every_line_is_complete(plans: list[Plan]) -> None:

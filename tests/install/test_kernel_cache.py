@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from glm5_kernels import cache
@@ -41,7 +41,8 @@ def test_order_of_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_unknown_home_creates_no_folder_named_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert cache.folder() is None and not (tmp_path / "~").exists()
 
 

@@ -59,9 +59,9 @@ def test_the_verdict_is_about_the_printed_latencies(answers: Answers) -> None:
     for question, answer in answers:
         tpot, ttft = (answer.numbers[name].value / 1e3 for name in ("tpot_ms", "ttft_ms"))
         if answer.best.verdict in (MEETS, SHEDS):
-            assert answer.slo.excess(tpot, ttft) <= 1, question
-        elif answer.workload.rate is None:
-            assert answer.slo.excess(tpot, ttft) > 1, question
+            assert answer.question.slo.excess(tpot, ttft) <= 1, question
+        elif answer.question.workload.rate is None:
+            assert answer.question.slo.excess(tpot, ttft) > 1, question
 
 
 def test_the_text_says_what_the_json_says(answers: Answers) -> None:
@@ -73,7 +73,7 @@ def test_the_text_says_what_the_json_says(answers: Answers) -> None:
         assert report["slo_met"] == answer.within_slo
         assert f"{answer.numbers['output_tokens_per_s'].value:,.0f} (" in text, question
         if question["slo"]:
-            limits = (("tpot_ms", answer.slo.tpot), ("ttft_ms", answer.slo.ttft))
+            limits = (("tpot_ms", answer.question.slo.tpot), ("ttft_ms", answer.question.slo.ttft))
             slow = any(limit and answer.numbers[name].high > 1e3 * limit for name, limit in limits)
             expected = "not at the slow end" if slow else "also at the slow end"
             assert (expected if answer.within_slo else "met") in text, question
@@ -103,7 +103,9 @@ def test_json_rebuilds_the_layout(answers: Answers) -> None:
     for question, answer in answers:
         report = json.loads(json.dumps(answer.to_dict()))
         for shown, candidate in zip([report, *report["others"]], [answer.best, *answer.others], strict=False):
-            assert parse_layout(shown["layout"]["text"], answer.model.config, 1.0) == candidate.layout, question
+            assert parse_layout(shown["layout"]["text"], answer.question.model.config, 1.0) == candidate.layout, (
+                question
+            )
 
 
 def test_one_name_has_one_number(answers: Answers) -> None:
@@ -129,7 +131,7 @@ def test_what_waits_is_said_by_its_cause(answers: Answers) -> None:
             assert p.running <= admitted * 1.001, question
         assert ("--max-num-seqs" in notes) == (p.bound == "seqs") and ("cache memory" in notes) == (p.bound == "memory")
         if p.bound in ("seqs", "memory"):
-            assert answer.workload.concurrency > p.running * 0.99, question
+            assert answer.question.workload.concurrency > p.running * 0.99, question
 
 
 def test_idle_machines_are_explained(answers: Answers) -> None:
@@ -193,7 +195,7 @@ def test_commands_over_machines_are_complete() -> None:
     """Pipeline stages on two machines, and several engines whose ports and ids must differ."""
     text = "tp=4,dp=8,replicas=2,prefill_tp=16,prefill_pp=2,prefill_dsa_cp=0,prefills=2"
     answer = plan(quant="w8a8", layout=text, workload="in=3500,out=1500,concurrency=64")
-    printed = dict(lines(answer.model, answer.best.layout, answer.hardware, 5000))
+    printed = dict(lines(answer.question.model, answer.best.layout, answer.question.hardware, 5000))
     for flag in ("--nnodes 2", '--node-rank "$NODE"', '--master-addr "$HEAD"', "VLLM_PP_LAYER_PARTITION=39,39"):
         assert flag in printed["prefill"], flag
     for role, line in printed.items():
@@ -204,7 +206,7 @@ def test_flashcomm_of_w4a8_is_named_wherever_it_is_used(answers: Answers) -> Non
     for question, answer in answers:
         commands = "\n".join(with_commands(answer).lines)
         named = any("P7w" in note for note in answer.notes)
-        used = "enable_flashcomm1" in commands and answer.model.expert_type == "W4A8_DYNAMIC"
+        used = "enable_flashcomm1" in commands and answer.question.model.expert_type == "W4A8_DYNAMIC"
         assert answer.best.evidence.profile or named == used, question
 
 

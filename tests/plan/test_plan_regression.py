@@ -53,15 +53,15 @@ def test_an_audits_queries_stay_right(machine: tuple[str, str, int, str]) -> Non
         result = plan(model=model, hardware=hardware, nodes=nodes, quant=quant, workload=load)
         numbers, prediction, where = result.numbers, result.best.prediction, f"{machine} {load}"
         assert all(n.low <= n.value <= n.high for n in numbers.values()), where
-        assert prediction.memory.budgets["high"] > 0 and result.best.layout.nodes(result.hardware) <= result.nodes, (
-            where
-        )
+        assert (
+            prediction.memory.budgets["high"] > 0 and result.best.layout.nodes(result.question.hardware) <= result.nodes
+        ), where
         always = sum(
             size for name, size in prediction.memory.weights.items() if name in ("attention", "dense MLP and router")
         )
-        bound = always / result.hardware.rates.memory
+        bound = always / result.question.hardware.rates.memory
         assert result.step.seconds > bound and prediction.tpot >= bound / (result.best.layout.decode.drafts + 1) * (
-            result.workload.output > 1
+            result.question.workload.output > 1
         ), where
         assert numbers["ttft_ms"].value > 0 and numbers["max_context_tokens"].value <= 1_048_576, where
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.cli import run
 from glm5_ascend.errors import OutputError
 from glm5_ascend.report import charts
 from glm5_ascend.report.content import Card, Code, Page, Section, Table
@@ -93,3 +95,13 @@ def test_charts_hold_their_values() -> None:
         {"label": "x", "value": None, "low": None, "high": None, "shown": "1"},
     ]
     assert drawn.spec["width"] == "container" and "config" not in drawn.spec and "$schema" not in drawn.spec
+
+
+def test_a_missing_extra_is_one_line_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert run(["plan", "--html", str(tmp_path / "plan.html")]) == 3
+    error = capsys.readouterr().err
+    assert error == 'error: --html: vl_convert not installed\n  fix: pip install "glm5-ascend[report]"\n'
+    assert not list(tmp_path.iterdir())

@@ -27,8 +27,8 @@ def with_commands(plan: Plan) -> Plan:
 
 
 def _lines(plan: Plan, name: str | None) -> Iterator[str]:
-    layout = plan.best.layout
-    if plan.hardware.measured_on is not None:
+    layout, hardware, load = plan.best.layout, plan.question.hardware, plan.question.workload
+    if hardware.measured_on is not None:
         yield "run it: glm5-ascend serve DIR"
         return
     if name is not None:
@@ -37,12 +37,11 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
         yield f"or as files: glm5-ascend deploy render --profile {name} --to shell"
     else:
         yield "profile: none of deploy/profiles has this layout; these lines do:"
-        if layout.prefill or layout.replicas > 1 or layout.decode.dies > plan.hardware.dies_per_node:
+        if layout.prefill or layout.replicas > 1 or layout.decode.dies > hardware.dies_per_node:
             yield VARIABLES
     yield NOT_MODELLED
-    context = plan.workload.prompt + plan.workload.output
     counts = {"prefill": layout.prefills, "decode": layout.replicas, "server": layout.replicas}
-    for role, line in lines(plan.model, layout, plan.hardware, context):
+    for role, line in lines(plan.question.model, layout, hardware, load.prompt + load.output):
         number = f" ({counts[role]} engines)" if counts[role] > 1 else ""
         yield f"{'run it' if role == 'server' else role + ' nodes'}{number}: {line}"
 
@@ -52,8 +51,8 @@ def profile_of(plan: Plan) -> str | None:
     name = plan.best.evidence.profile
     if name is None:
         return None
-    profile, model = load(name), plan.model
-    context = plan.workload.prompt + plan.workload.output
+    profile, model, workload = load(name), plan.question.model, plan.question.workload
+    context = workload.prompt + workload.output
     named = model.stored_bytes is not None or model.name.upper() in map(str.upper, profile.models)
     weights = {"experts": model.expert_type, "attention": model.attention_type}
     same = all(profile.weights[part] == kind for part, kind in weights.items())

@@ -6,8 +6,6 @@ the 2.5 % and 97.5 % quantiles of the draws. The seed is fixed: the same values 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,15 +20,11 @@ def mean_interval(values: torch.Tensor, weights: torch.Tensor | None = None) -> 
     """Interval of mean(values [windows]), or of sum(values) / sum(weights); None with fewer than two windows."""
     if len(values) < 2:
         return None
-    from scipy.stats import bootstrap  # late: half a second
-
     data = [tensor.double().numpy() for tensor in (values, weights) if tensor is not None]
-    options: dict[str, Any] = {"n_resamples": DRAWS, "batch": BATCH, "vectorized": True, "method": "percentile"}
-    result = bootstrap(data, _ratio, paired=True, rng=np.random.default_rng(0), **options)
-    low, high = result.confidence_interval
+    random, means = np.random.default_rng(0), list[NDArray[np.float64]]()
+    for _ in range(0, DRAWS, BATCH):
+        drawn = random.integers(0, len(values), (BATCH, len(values)))
+        sums = [column[drawn].sum(axis=1) for column in data]
+        means.append(sums[0] / (sums[1] if len(sums) == 2 else len(values)))
+    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
     return float(low), float(high)
-
-
-def _ratio(values: NDArray[np.float64], *weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = values.mean(axis)
-    return mean / weights[0].mean(axis) if weights else mean
