@@ -21,7 +21,7 @@ help:
 	@echo "make test-contract  the peers' real code: msModelSlim, vllm-ascend, torch_npu (installs them from PyPI)"
 	@echo "make test-newest  tests that need no vLLM, with the newest torch and transformers of PyPI, in $(NEWEST)"
 	@echo "make test-aarch64 ops and quantizer as an ARM host runs them, under qemu (1.2 GB from Debian and PyPI)"
-	@echo "make prove-kernels  the Triton kernels on four levels, as a table (compilers from PyPI)"
+	@echo "make prove-kernels  the Triton kernels on three levels, as a table (compilers from PyPI)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"

@@ -12,8 +12,6 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.proof.executed.places import narrowed, widened
-
 _builder = interpreter.InterpreterBuilder
 _dot, _cast, _reduce = _builder.create_dot, _builder.cast_impl, interpreter.ReduceOps.generic_reduce
 
@@ -22,7 +20,8 @@ def _widened(handle: Any) -> Any:
     """A bf16 value is the upper half of the fp32 value with the same bits."""
     if handle.dtype.scalar != tl.bfloat16:
         return handle
-    return interpreter.TensorHandle(widened(handle.data), tl.float32)
+    bits = np.asarray(handle.data, np.uint16).astype(np.uint32) << 16
+    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
 
 def _dot_of_values(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
@@ -32,7 +31,10 @@ def _dot_of_values(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
 def _cast_to_nearest(self: Any, source: Any, target: Any) -> Any:
     if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
         return _cast(self, source, target)
-    return interpreter.TensorHandle(narrowed(source.data), tl.bfloat16)
+    bits = np.ascontiguousarray(source.data).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    nearest = np.where(np.isnan(source.data), np.uint32(0x7FC0), rounded).astype(np.uint16)
+    return interpreter.TensorHandle(nearest, tl.bfloat16)
 
 
 def _reduce_by_slices(self: Any, values: tuple[Any, ...]) -> Any:
@@ -43,8 +45,8 @@ def _reduce_by_slices(self: Any, values: tuple[Any, ...]) -> Any:
     (value,) = values
     first, *rest = np.moveaxis(value.handle.data, self.axis, 0)
     total = self.to_tensor(first, value.dtype)
-    for part in rest:
-        total = self.combine_fn.fn(total, self.to_tensor(part, value.dtype))
+    for values_of_slice in rest:
+        total = self.combine_fn.fn(total, self.to_tensor(values_of_slice, value.dtype))
     reduced = total.handle.data.reshape(first.shape)
     return [self.to_tensor(np.expand_dims(reduced, self.axis) if self.keep_dims else reduced, value.dtype)]
 

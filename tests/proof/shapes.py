@@ -66,20 +66,6 @@ def launched_cases(op: str) -> Iterator[Case]:
         yield _indexer(op, generator, (3, 1, 0))
 
 
-def executed_cases(op: str) -> Iterator[Case]:
-    """Level 4's: every kernel that a server launches, and for the indexer prefill and decode in one batch, and so many
-    positions that several programs share a row."""
-    if op == "mla_preprocess":  # each number of heads and each mode once; prefill
-        generator = torch.Generator().manual_seed(7)
-        yield from (_preprocess(m, generator, h) for m, h in zip(QUANT_MODES, (64, 32, 16), strict=True))
-        yield _preprocess(PER_TOKEN, generator, 16, 17)
-    else:
-        yield from launched_cases(op)
-    if op.startswith("lightning_indexer"):
-        yield next(case for case in quick_cases(op) if "mixed" in case.variant and "float32" not in case.variant)
-        yield _indexer(op, torch.Generator().manual_seed(8), (1, 1), (9000, 300))
-
-
 def _pages(
     generator: torch.Generator, lengths: tuple[int, ...] = LENGTHS
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
