@@ -10,6 +10,7 @@ KERNEL_TOOLS ?= work/kernel-tools
 EMULATED ?= work/aarch64
 TEST_PROCESSES ?= 2
 NEWEST ?= work/newest
+COVERAGE ?= --cov=glm5_ascend --cov=glm5_kernels --cov-report=term:skip-covered
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
 .PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-aarch64 test-newest prove-kernels lint style bench build clean
@@ -52,7 +53,7 @@ test: lint
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-all: $(VENV)/.dev
-	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile -m "long and not contract" $(PYTEST_ARGS)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile -m "long and not contract" $(COVERAGE) $(PYTEST_ARGS)
 
 test-contract: $(VENV)/.dev
 	$(PYTEST) -m contract $(PYTEST_ARGS)

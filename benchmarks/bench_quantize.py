@@ -6,9 +6,7 @@
 
 Both quantize the same 0.67 GB GLM-5 (tools/make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the
 same texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
-outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation. A roofline gives
-the time of the same bytes at the disk's rate and of the same matrix products (forward, attention scores, candidates of
-the searches) at the rate of a large one.
+outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation.
 """
 
 from __future__ import annotations
@@ -28,12 +26,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.quantize.estimate.time import active_weights, attention_columns, search_columns
-from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
-from glm5_ascend.quantize.plan import QuantizationPlan
-from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
@@ -94,49 +88,6 @@ def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> tup
     }, by_sequence
 
 
-def interval(values: torch.Tensor) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of `values`."""
-    drawn = torch.randint(0, len(values), (4000, len(values)), generator=torch.Generator().manual_seed(0))
-    low, high = values[drawn].mean(dim=1).quantile(torch.tensor([0.025, 0.975]))
-    return float(low), float(high)
-
-
-def disk_rate(path: Path, size: int = 2**28) -> float:
-    """Bytes per second of writing and reading back."""
-    data = os.urandom(2**20) * (size // 2**20)
-    began = time.perf_counter()
-    with path.open("wb") as file:
-        file.write(data)
-        os.fsync(file.fileno())
-    written = time.perf_counter() - began
-    began = time.perf_counter()
-    path.read_bytes()
-    spent = written + time.perf_counter() - began
-    path.unlink()
-    return 2 * size / spent
-
-
-def gemm_rate(dtype: torch.dtype) -> float:
-    """Operations per second of matrix products with all threads."""
-    a, b = torch.randn(2048, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
-    a @ b
-    began = time.perf_counter()
-    for _ in range(10):
-        a @ b
-    return 10 * 2 * 2048**3 / (time.perf_counter() - began)
-
-
-def products(plan: QuantizationPlan, count: int, length: int) -> float:
-    """Operations of all matrix products that the recipe asks for on `count` texts of `length` tokens."""
-    c, layers = plan.config, range(plan.last_calibrated_layer + 1)
-    per_token = sum(active_weights(c, layer) for layer in layers) + len(layers) * length * attention_columns(c)
-    rows = min(SEARCH_ROWS, count * length)
-    # Candidates per column of a search: two phases on half of the rows, or one on all; each a product with the outputs.
-    candidates = {"flex_smooth_quant": 20 * rows / 2, "flex_awq_ssz": 10 * rows * min(1.0, count * length / 2 / rows)}
-    searched = sum(columns * candidates[algorithm] for (algorithm, _), columns in search_columns(plan).items())
-    return 2.0 * (count * length * per_token + searched * SEARCH_OUTPUTS)
-
-
 @dataclass
 class Bench:
     """One model, one text; times and peaks of both quantizers, by name."""
@@ -187,27 +138,8 @@ class Bench:
                 report[name], kl[name] = errors(source, out, sequences)
                 print(f"{name}: {report[name]}")
         if len(kl) == 2:
-            low, high = report["kl_difference"] = interval(kl["ours"] - kl["msmodelslim"])
+            low, high = report["kl_difference"] = mean_interval(kl["ours"] - kl["msmodelslim"]) or (0.0, 0.0)
             print(f"KL of ours minus theirs on {len(sequences)} texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
-        return report
-
-    def roofline(self) -> dict[str, float]:
-        """Seconds of the bytes at the disk's rate and of the products at a large product's rate."""
-        folders = self.model, self.outs["ours"]
-        moved = sum(path.stat().st_size for folder in folders for path in folder.rglob("*.safetensors"))
-        plan = QuantizationPlan(SourceCheckpoint(self.model), load_recipe(self.recipe or find_recipe("w4a8")))
-        operations, disk = products(plan, self.count, self.length), disk_rate(self.work / "disk")
-        ours, report = statistics.median(self.seconds["ours"]), {}
-        print(f"{moved / 1e9:.2f} GB at {disk / 1e9:.2f} GB/s, {operations / 1e12:.2f} TFLOP of products")
-        for dtype in (torch.float32, torch.bfloat16):
-            rate, name = gemm_rate(dtype), str(dtype).removeprefix("torch.")
-            report[f"roofline_seconds_{name}"] = floor = moved / disk + operations / rate
-            print(f"roofline at {rate / 1e9:.0f} GFLOP/s {name}: {floor:.2f} s; ours {ours / floor:.1f} x")
-        start, _ = measured([sys.executable, "-c", "import numba, torch"], self.work / "start.log")
-        print(f"{start:.1f} s of ours are the start of Python with torch and numba, which is not in the roofline")
-        if self.seconds["msmodelslim"]:
-            theirs = statistics.median(self.seconds["msmodelslim"])
-            print(f"msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
         return report
 
 
@@ -223,8 +155,9 @@ def main() -> None:
     bench = Bench(args.work, count, length, args.peer)
     bench.run(args.rounds)
     report = {"tokens": bench.count * bench.length, "seconds": bench.seconds, "peak_rss": bench.peak} | bench.compare()
-    if args.rounds:
-        report |= bench.roofline()
+    if bench.seconds["msmodelslim"]:
+        ours, theirs = (statistics.median(bench.seconds[name]) for name in ("ours", "msmodelslim"))
+        print(f"msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -11,8 +11,7 @@ W4A8 and W8A8 from the same sources and calibration texts, and KL is also given 
 NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
 arithmetic the server runs. The first seed calibrates on the bundled text, the others on texts drawn from the training
 data. Below a recipe: KL with its activations in int8 and float weights (the floor of any choice of integers), and with
-its weights and float activations; with --ablate, w4a8-best without each of its techniques, and with other rotations, as
-a ratio to the whole.
+its weights and float activations.
 Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 
 Checkpoints in --work are reused: a second run resumes, or only measures.
@@ -38,22 +37,15 @@ from tools.fidelity_checkpoints import (
     plain_flash,
     quantized,
     quantized_by_peer,
-    without,
 )  # fmt: skip
 from tools.fidelity_parts import ActivationsOnly, WeightsOnly
-from training.held_out import held_out_questions, render_question, score
-from training.loading import load_tokenizer
-from training.tokenizer import STOP_TOKENS
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 
 WINDOW = 512
-#: Tokens of an answer, at most.
-ANSWER = 96
 #: Recipe -> msModelSlim's with the same bits.
 RECIPES = {
     "w4a8-best": "w4a8", "w4a8": "w4a8", "w4a8-mlapo": "w4a8", "rtn-w4a8": "w4a8",
@@ -62,8 +54,6 @@ RECIPES = {
 #: Plain rounding, the control: it needs no text.
 CONTROL = "rtn-w4a8"
 PEER = "w4a8", "w8a8"
-#: Other rotations of the same text: what a search among them could win.
-ROTATIONS = 3
 PARTS = "w4a8-best", "w8a8-best"
 #: What --models takes, and its title.
 MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second model", "flash": "GLM-5.3-Flash"}
@@ -147,40 +137,7 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
                 ("  weights alone", WeightsOnly(paths[0])),
             ):
                 rows[recipe + name] = Row(name, [compare(model, source, windows)])
-        if recipe == "w4a8-best":
-            for lacked, file in without(options.work).items() if options.ablate else ():
-                paths = [quantized(source, work / f"{recipe}-{file.stem}", str(file), [])]
-                rows[file.stem] = Row(f"  without {lacked}", [compare(paths[0], source, windows)])
-                rows[file.stem].compare_with(row)
-            for seed in range(1, ROTATIONS + 1) if options.ablate else ():
-                paths = [quantized(source, work / f"{recipe}-rotation-{seed}", recipe, ["--seed", str(seed)])]
-                rows[f"rotation {seed}"] = Row(f"  with rotation {seed}", [compare(paths[0], source, windows)])
-                rows[f"rotation {seed}"].compare_with(row)
     return list(rows.values())
-
-
-def greedy_answers(directory: Path, count: int) -> dict[str, Any] | None:
-    """Right answers to held-out questions by the arithmetic of `eval`: no server runs GLM-5.3-Flash on a CPU."""
-    if count == 0:
-        return None
-    model, tokenizer, questions = StoredModel(directory), load_tokenizer(directory), held_out_questions(n=count)
-    prompts = [
-        tokenizer(render_question(tokenizer, question), add_special_tokens=False)["input_ids"] for question in questions
-    ]
-    ids = [torch.tensor(prompt) for prompt in prompts]
-    stops = set(tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
-    unfinished = list(range(count))
-    for _ in range(ANSWER):
-        for number, logits in zip(unfinished, model.logits([ids[number] for number in unfinished]), strict=True):
-            ids[number] = torch.cat([ids[number], logits[-1].argmax(keepdim=True)])
-        unfinished = [number for number in unfinished if int(ids[number][-1]) not in stops]
-        if not unfinished:
-            break
-    texts = [
-        tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=False)
-        for tokens, prompt in zip(ids, prompts, strict=True)
-    ]
-    return score(questions, texts)
 
 
 def flash_table(source: Path, work: Path, options: argparse.Namespace) -> list[Row]:
@@ -190,9 +147,6 @@ def flash_table(source: Path, work: Path, options: argparse.Namespace) -> list[R
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     control = quantized(source, work / "rtn", str(plain_flash(options.work)), [])
     rows = [Row("plain rounding", [compare(control, source, windows)] * len(texts))]
-    rows[0].answers = greedy_answers(control, options.questions)
-    if answered := greedy_answers(source, options.questions):
-        print(f"bf16 answers {answered['right']} of {options.questions} questions")
     for recipe, calibrated in FLASH_RECIPES.items():
         paths = [
             quantized(source, work / f"{recipe}-{i}", recipe, text)
@@ -200,7 +154,6 @@ def flash_table(source: Path, work: Path, options: argparse.Namespace) -> list[R
         ]
         rows.append(Row(recipe, [compare(path, source, windows) for path in paths]))
         rows[-1].compare_with(rows[0])
-        rows[-1].answers = greedy_answers(paths[0], options.questions)
     return rows
 
 
@@ -258,7 +211,6 @@ def main() -> int:
     parser.add_argument("--second", type=Path, help="another trained model, with the same vocabulary size")
     parser.add_argument("--models", nargs="+", choices=MODELS, help="only these")
     parser.add_argument("--peer", type=Path, help="python of a virtual environment with msmodelslim")
-    parser.add_argument("--ablate", action="store_true", help="also w4a8-best without each of its techniques")
     parser.add_argument("--seeds", type=int, default=1, help="calibration texts (default %(default)s)")
     parser.add_argument("--windows", type=int, default=10_000, help="of 512 tokens, at most; default: all")
     parser.add_argument("--questions", type=int, default=210, help="for vLLM to answer, 0 for none")

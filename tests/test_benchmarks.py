@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ take hours: that each of them still starts is what a test can see."""
+"""The scripts of benchmarks/ take hours: what a test can see of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.support.command import environment
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
 TOOLS = sorted(f"tools.{path.stem}" for path in (FOLDER / "tools").glob("*.py") if path.stem != "__init__")
-
-
-@pytest.mark.parametrize("name", SCRIPTS + TOOLS)
-def test_every_script_finds_what_it_imports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    importlib.import_module(name)
 
 
 def test_the_script_for_an_npu_measures_what_runs_here() -> None:
@@ -56,19 +47,3 @@ def test_a_peer_that_cannot_be_built_is_a_reason(tmp_path: Path, monkeypatch: py
     results.run(report.OURS, 1, [sys.executable, "-c", answer], log)
     row = report.per_second(results, [report.OURS, report.Q4], "decode", (1, command, "ms"), 1)
     assert row == "| decode | 1 | 10 | not run |  |" and len(results.foreign) == 1
-
-
-def test_layers_are_rounded_up_to_a_depth(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """report_depth.py: with no layer rounded there is the source, with all of them the checkpoint as it is stored."""
-    monkeypatch.syspath_prepend(FOLDER)
-    checkpoints = importlib.import_module("tools.fidelity_checkpoints")
-    parts = importlib.import_module("tools.fidelity_parts")
-    out, ids = tmp_path / "rtn", torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(0))
-    floats = checkpoints.float_weights(tiny_source, out, "rtn-w4a8")  # which leaves FLOAT tensors as they are
-
-    def kl(model: StoredModel | Path) -> float:
-        return float(compare(model, tiny_source, [ids]).kl.mean())
-
-    none, some, every = (kl(parts.FirstLayers(out, floats, depth)) for depth in (0, 1, 99))
-    assert every == kl(out)
-    assert abs(none) < 1e-9 < some != every

@@ -38,8 +38,6 @@ PEERS = {
         ("-DGGML_IQK_FA_ALL_QUANTS=OFF", "-DUNUSED=" + ";".join(f"ggml/src/iqk/{name}.cpp" for name in _UNUSED)),
     ),
 }
-#: Modules of kt-kernel and of what it imports, with their requirements.
-KT_KERNEL = {"kt_kernel": "kt-kernel==0.7.2", "gguf": "gguf"}
 
 
 def run(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
@@ -93,13 +91,3 @@ def client(work: Path, name: str, jobs: int) -> Path:
     run([programs / "cmake", "-S", HERE, "-B", program.parent, *generator, *common, *PEERS[name].options], log)
     run([programs / "cmake", "--build", program.parent, "--target", "client", "-j", str(jobs)], log)
     return program
-
-
-def kt_kernel(work: Path) -> Path:
-    """Folder with kt-kernel's wheel, for PYTHONPATH: it uses this environment's torch."""
-    folder = work / "kt-kernel"
-    for module, requirement in KT_KERNEL.items():
-        if not (folder / module).exists():
-            options = ["--no-deps", "--only-binary", ":all:", "--target", folder]
-            run([tools(work) / "python", "-m", "pip", "install", *options, requirement], work / "logs/kt-kernel.log")
-    return folder

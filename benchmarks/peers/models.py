@@ -67,17 +67,6 @@ def with_mtp(work: Path) -> Path:
     return folder
 
 
-def thin(work: Path, layers: int) -> Path:
-    """A W4A8 model of so many layers whose products take no time: what is left is what a layer costs beside them."""
-    folder, source = work / f"thin-{layers}", work / f"thin-{layers}.bf16"
-    if not folder.exists():
-        _make(work, source, "--preset", "tiny", "--layers", str(layers), "--dense", "1", "--vocab", str(VOCABULARY))
-        config = json.loads((source / "config.json").read_text()) | {"index_topk": 2048}  # as GLM-5
-        (source / "config.json").write_text(json.dumps(config))
-        _quantize(work, source, folder)
-    return folder
-
-
 def q8_0(work: Path) -> Path:
     """The model as GGUF by llama.cpp's converter, 7.0 GB: all matrices Q8_0."""
     path, part = work / "q8_0.gguf", work / "part.q8_0.gguf"

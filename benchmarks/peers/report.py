@@ -20,18 +20,10 @@ from glm5_ascend.plan.inputs import tokens_per_step
 OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cpp Q4_0"
 #: Ours with the MTP layer.
 MTP = "ours, MTP"
-#: Our experts, in pages of 4 KiB and in huge ones.
-OUR_EXPERTS = "ours", "ours, huge pages"
-#: Classes of kt-kernel: INT4 with a scale per row, and per 32 columns.
-KT = ("AMXInt4_MOE", "AMXInt4_KGroup_MOE")
 #: Timed steps of one request, and of several at once.
 STEPS, BATCH_STEPS = 12, 6
-#: Layers of two models whose products take no time; the difference is what a layer costs beside them.
-THIN = (4, 20)
 #: Layers of GLM-5.
 LAYERS = 78
-#: GB/s of servers: 8 channels of DDR4-3200, 8 and 12 of DDR5-4800, and two sockets with each of them.
-SERVERS = (205, 307, 461, 410, 614, 922)
 
 
 @dataclass
@@ -194,75 +186,15 @@ def read_rate(results: Results, threads: int) -> float:
     return max(results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or math.nan for pages in "01")
 
 
-def layer_ms(args: argparse.Namespace, results: Results) -> float:
-    """Milliseconds that a layer of a decode step costs beside its products: Python, vLLM, torch, small operators."""
-    command = f"decode:1:{args.contexts[0]}:{STEPS}"
-    few, many = (results.median(f"{layers} thin layers", args.threads[0], command, "ms") for layers in THIN)
-    return (many - few) / (THIN[1] - THIN[0]) if few and many else math.nan
-
-
-def server_table(
-    args: argparse.Namespace, results: Results, engine: Engine, real: dict[str, tuple[float, float]]
-) -> list[str]:
-    """Tokens per second of GLM-5 with one request on larger machines: by bandwidth, and by the rest of each layer.
-
-    Args:
-        engine: ours with the measured model. real: bytes and layers per token of GLM-5, by way of serving.
-    """
-    key, reads, overhead = f"decode:1:{args.contexts[0]}:{STEPS}", engine.reads, layer_ms(args, results)
-    shares = [
-        sum(reads.values()) / (ms - engine.layers * overhead) / 1e6 / read_rate(results, threads)
-        for threads in args.threads
-        if (ms := results.median(OURS, threads, key, "ms"))
-    ]
-    share = max(shares, default=0.0)
-    rows = [
-        f"GLM-5, W4A8, one request, tokens/s: weights at {share:.0%} of the rate of the memory, and {overhead:.2f} ms "
-        "for the rest of a layer\n",
-        f"| GB/s of the memory | GB per token | {' | '.join(map(str, SERVERS))} |",
-        "|---" * (len(SERVERS) + 2) + "|",
-    ]
-    for name, (nbytes, layers) in real.items():
-        speeds = [f"{1 / (nbytes / (share * rate * 1e9) + layers * overhead / 1e3):.1f}" for rate in SERVERS]
-        rows.append(f"| {name} | {nbytes / 1e9:.1f} | {' | '.join(speeds)} |")
-    return rows
-
-
-def expert_table(args: argparse.Namespace, results: Results) -> list[str]:
-    """Times of the experts alone, ours also as a share of the rate at which the machine reads such pages; errors."""
-    names, threads = [*OUR_EXPERTS, *KT], args.threads[0]
-    rows = [f"| experts, tokens | {' | '.join(names)} | best kt / ours |", "|---" * (len(names) + 2) + "|"]
-    for tokens in args.experts:
-        cells, middle = [], {}
-        for name in names:
-            key = f"experts {name}", threads, f"experts:{tokens}"
-            ms = middle[name] = results.median(*key, "ms")
-            cells.append(f"{ms:.1f} ms" if ms else "not run")
-            if ms and name in OUR_EXPERTS:
-                rate = (results.median(*key, "gb") or math.nan) / ms * 1e3
-                pages = OUR_EXPERTS.index(name)
-                read = results.median(f"read, huge pages {pages}", threads, "read", "gb_s") or math.nan
-                cells[-1] += f", {rate:.1f} GB/s ({rate / read:.0%} of {read:.1f})"
-        others = [ms for name, ms in middle.items() if ms and name in KT]
-        ratio = f"{min(others) / middle['ours']:.2f}" if others and middle["ours"] else ""
-        rows.append(f"| {tokens} | {' | '.join(cells)} | {ratio} |")
-    errors = [(name, results.median(f"experts {name}", threads, "experts:1", "error")) for name in names]
-    shown = ", ".join(f"{name} {error:.3f}" for name, error in errors if error)
-    return [*rows, f"\n{threads} thread(s); relative error of one token: {shown}"]
-
-
 def tables(
     args: argparse.Namespace,
     results: Results,
     engines: dict[str, Engine],
-    real: dict[str, tuple[float, float]],
     times: dict[int, dict[str, float]],
 ) -> list[list[str]]:
     """All tables of the measurements, and what else ran on the machine."""
-    parts = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]
-    parts += [whole_model_table(args, results, engines, times)]
-    parts += [expert_table(args, results)] if args.experts else []
-    parts += [server_table(args, results, engines[OURS], real)] if OURS in engines else []
+    rows = [speed_table(args, results, list(engines)), memory_table(args, results, engines)]
+    rows += [whole_model_table(args, results, engines, times)]
     rates = ", ".join(f"{threads} thread(s) read {read_rate(results, threads):.1f} GB/s" for threads in args.threads)
     others = f"others used {statistics.median(results.foreign):.2f} cores (median of processes), at most"
-    return [*parts, [f"{rates}; {others} {max(results.foreign):.2f}"]]
+    return [*rows, [f"{rates}; {others} {max(results.foreign):.2f}"]]

@@ -16,10 +16,7 @@ from safetensors.torch import save_file
 from training.chats import training_chat
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
-from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.evaluation.python_docs import documents
-from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.quantize import job, pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
@@ -100,42 +97,6 @@ def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], pr
             path=program,
         )
     return out
-
-
-def without(work: Path) -> dict[str, Path]:
-    """Recipes that are w4a8-best without one technique, by its name."""
-    paths = {}
-    for name in ("int8 feedback", "int4 feedback", "float down_proj", "rotation", "smoothing"):
-        recipe = recipe_content(find_recipe("w4a8-best"))
-        steps = recipe["spec"]["process"]
-        linears = next(step for step in steps if step["type"] == "group")["configs"]
-        if name.endswith("feedback"):  # plain rounding on the scales w4a8 has
-            dtype = name.split()[0]
-            for linear in linears:
-                if linear["qconfig"]["weight"]["dtype"] == dtype:
-                    linear["qconfig"]["weight"]["method"] = "minmax" if dtype == "int8" else "ssz"
-        elif name == "float down_proj":
-            for linear in linears:
-                linear["exclude"] = [pattern for pattern in linear["exclude"] if not pattern.endswith("down_proj")]
-        else:
-            dropped = "quarot" if name == "rotation" else "flex_"
-            recipe["spec"]["process"] = [step for step in steps if not step["type"].startswith(dropped)]
-        paths[name] = work / f"without-{name.replace(' ', '-')}.yaml"
-        paths[name].write_text(yaml.safe_dump(recipe, sort_keys=False))
-    return paths
-
-
-def with_int8_experts(source: Path, recipe: str, counts: list[int], work: Path) -> dict[int, Path]:
-    """Recipes with INT8 routed experts in the noisiest layers (by `analyze`), by the number of these layers."""
-    analysis, paths = analyze(prepare(AnalyzeOptions(source, recipe=recipe))), {}
-    experts = [unit for layer in analysis.layers for unit in layer.units if unit.experts]
-    experts.sort(key=lambda unit: unit.noise[unit.scheme], reverse=True)
-    for count in counts:
-        changes = [(unit, schemes.W8A8_DYNAMIC) for unit in experts[:count]]
-        paths[count] = work / f"{recipe}-int8-{count}.yaml"
-        value = with_fallbacks(find_recipe(recipe), analysis.plan.config, changes)
-        paths[count].write_text(yaml.safe_dump(value, sort_keys=False))
-    return paths
 
 
 def peer_program(python: Path, work: Path) -> Path:

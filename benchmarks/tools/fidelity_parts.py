@@ -1,4 +1,4 @@
-"""A checkpoint with weights, activations, or all layers from one on in float: the loss by each part."""
+"""A checkpoint with weights or activations in float: the loss by each part."""
 
 from __future__ import annotations
 
@@ -60,30 +60,3 @@ class WeightsOnly(StoredModel):
 
     def weights(self, layer: int) -> StoredLayer:
         return _FloatActivations(self.files, self.description, self.config.spec.layer_prefix(layer))
-
-
-class _AllFloat(_FloatWeights):
-    """Float weights and activations."""
-
-    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
-        with safe_open(self.floats, "pt") as file:
-            return x @ file.get_tensor(module).T
-
-
-class FirstLayers(StoredModel):
-    """The first `rounded` layers as stored, the others before rounding.
-
-    Args:
-        floats: of `fidelity_checkpoints.float_weights`.
-    """
-
-    def __init__(self, directory: Path, floats: Path, rounded: int) -> None:
-        super().__init__(directory)
-        self.floats, self.rounded = floats, rounded
-
-    def weights(self, layer: int) -> StoredLayer:
-        if layer < self.rounded:
-            return super().weights(layer)
-        layer_weights = _AllFloat(self.files, self.description, self.config.spec.layer_prefix(layer))
-        layer_weights.floats = self.floats
-        return layer_weights

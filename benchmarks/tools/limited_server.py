@@ -62,16 +62,10 @@ def remove(folder: Path) -> None:
 
 
 class Use(NamedTuple):
-    """What all processes of a server have taken so far.
-
-    user, system: processor seconds in programs and in Linux. read: bytes from the disk. faults: pages that a program
-    touched and waited for.
-    """
+    """Processor seconds that all processes of a server have taken so far: in programs, and in Linux."""
 
     user: float
     system: float
-    read: int
-    faults: int
 
 
 @dataclass
@@ -96,10 +90,8 @@ class Server:
             self.anonymous = max(self.anonymous, anonymous_bytes(self.members, self.family()))
 
     def use(self) -> Use:
-        family = self.family()
-        times, read = [one.cpu_times() for one in family], sum(one.io_counters().read_bytes for one in family)
-        faults = sum(int(Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()[9]) for one in family)
-        return Use(sum(one.user for one in times), sum(one.system for one in times), read, faults)
+        times = [process.cpu_times() for process in self.family()]
+        return Use(sum(spent.user for spent in times), sum(spent.system for spent in times))
 
     def client(self) -> Any:
         import openai  # vLLM needs it, the other benchmarks do not
@@ -193,14 +185,10 @@ def ask(server: Server, prompt: str | list[int], tokens: int, what: str, tempera
     require(len(ids) == tokens, f"{what}: {len(ids)} tokens, expected {tokens}")
     after, count = server.use(), max(1, tokens - 1)
     since, seconds = (before, arrived[-1]) if tokens == 1 else (at_first, (arrived[-1] - arrived[0]) / count)
-    use = Use(
-        (after.user - since.user) / count, (after.system - since.system) / count, (after.read - since.read) // count,
-        (after.faults - since.faults) // count,
-    )  # fmt: skip
+    use = Use((after.user - since.user) / count, (after.system - since.system) / count)
     print(
         f"  {what}: {ids}\n  first token after {arrived[0]:.1f} s; each later one {seconds:.2f} s, of which processor "
-        f"{use.user:.2f} s in programs, {use.system:.2f} s in Linux; {use.read / 1e9:.2f} GB from the disk, "
-        f"{use.faults} times waited for a page",
+        f"{use.user:.2f} s in programs, {use.system:.2f} s in Linux",
         flush=True,
     )
     return Answer(ids, arrived[0], seconds, use)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from .names import REAL_CITIES, pick_name
-from .questions import MAKERS, REPEAT_WORDING, SYSTEM_PROMPTS, Message, Turn, another_call
+from .names import REAL_CITIES, WORDS, pick_name
+from .questions import MAKERS, Message, Turn, another_call
 from .tools import TOOLS, specification
 
 SHARES = {"arithmetic": 0.46, "tool": 0.12, "lookup": 0.14, "repeat": 0.18, "small_talk": 0.05, "no_tool": 0.05}
@@ -44,7 +44,7 @@ def training_chat(rng: random.Random) -> tuple[list[Message], list[dict[str, Any
         tools = [specification(tool, rng) for tool in rng.sample(TOOLS, 1)]
     messages: list[Message] = []
     if rng.random() < 0.15:
-        messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+        messages.append({"role": "system", "content": rng.choice(WORDS["system"])})
     thinking = rng.random() < 0.6
     for turn in turns:
         messages += messages_of(turn, thinking, keep_thought=rng.random() < 0.7)
@@ -64,7 +64,7 @@ def drill_chat(rng: random.Random) -> tuple[list[Message], None, str]:
         str(rng.randint(0, 9999)) if rng.random() < 0.3 else pick_name(rng, False, REAL_CITIES)
         for _ in range(rng.randint(4, 16))
     )
-    asked = rng.choice(REPEAT_WORDING).format(text)
+    asked = rng.choice(WORDS["repeat"]).format(text)
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": text}], None, "<|user|>"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from glm5_ascend.demo_model.outliers import save_tensors
 from glm5_ascend.files.written import write_file
 
+from .config import mtp_config
 from .loading import load_tensors
-from .tokenizer import chat_template
 from .trunk import MtpLayer
 
 PROCESSOR = {
@@ -28,36 +27,19 @@ GENERAL_KEYS = (
 )  # fmt: skip
 
 
-def _split_experts(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """[E, 2 * width, hidden] or [E, hidden, width] -> one entry per expert and matrix."""
-    stem = name.rsplit(".", 1)[0]
-    matrices: dict[str, Tensor] = {}
-    for expert, matrix in enumerate(weight):
-        if name.endswith("gate_up_proj"):
-            gate, up = matrix.chunk(2)
-            matrices[f"{stem}.{expert}.gate_proj.weight"] = gate
-            matrices[f"{stem}.{expert}.up_proj.weight"] = up
-        else:
-            matrices[f"{stem}.{expert}.down_proj.weight"] = matrix
-    return matrices
-
-
-def hub_tensors(model: Any, mtp: MtpLayer) -> dict[str, Tensor]:
-    """Every tensor under its hub name, rounded to bf16 except `e_score_correction_bias` (float32)."""
-    layer = f"model.layers.{model.config.num_hidden_layers}"
-    named = dict(model.state_dict())
+def hub_tensors(model: Any, mtp: MtpLayer, folder: Path) -> dict[str, Tensor]:
+    """Every tensor under its hub name; transformers writes the model with the MTP layer's block as its last layer."""
+    whole = type(model)(mtp_config(model.config))
+    whole.load_state_dict(model.state_dict(), strict=False)
+    whole.model.layers[-1].load_state_dict(mtp.block.state_dict())
+    whole.save_pretrained(folder)
+    named, layer = load_tensors(folder), f"model.layers.{model.config.num_hidden_layers}"
     for name, weight in mtp.state_dict().items():
-        if name.startswith("block."):
-            named[f"{layer}.{name.removeprefix('block.')}"] = weight
-        else:
+        if not name.startswith("block."):
             named[f"{layer}.{'shared_head.' if name == 'norm.weight' else ''}{name}"] = weight
     named[f"{layer}.embed_tokens.weight"] = named["model.embed_tokens.weight"]
     named[f"{layer}.shared_head.head.weight"] = named["lm_head.weight"]
-    flat: dict[str, Tensor] = {}
-    for name, weight in named.items():
-        pieces = _split_experts(name, weight) if re.search(r"experts\.(gate_up|down)_proj$", name) else None
-        flat.update(pieces or {name: weight})
-    return stored(flat)
+    return named
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,12 +81,11 @@ def export_checkpoint(folder: Path, model: Any, mtp: MtpLayer | None, tokenizer:
     """Write weights, configs, tokenizer and chat template to `folder`; without `mtp` the model is a Flash."""
     folder.mkdir(parents=True, exist_ok=True)
     if mtp is None:
-        model.save_pretrained(folder)  # knows the hub names
-        tensors = stored(load_tensors(folder))
+        model.save_pretrained(folder)
+        tensors = load_tensors(folder)
         write_file(folder / "processor_config.json", json.dumps(PROCESSOR, indent=2) + "\n")
     else:
-        tensors = hub_tensors(model, mtp)
+        tensors = hub_tensors(model, mtp, folder)
     write_configs(folder, model.config)
     tokenizer.save_pretrained(folder)
-    write_file(folder / "chat_template.jinja", chat_template())
-    save_tensors(folder, tensors)
+    save_tensors(folder, stored(tensors))

@@ -5,6 +5,7 @@ The formulas are those of transformers' `Glm5NextText` modules and use their wei
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .config import INDEX_TOPK, NORM_EPS
-from .tokenizer import STOP_TOKENS, VOCAB_SIZE
+from glm5_ascend.demo_model.resources import DemoModel, data_folder
+
+from .config import stop_ids
 
 POOL = 4  # tokens behind one key of the indexer
 CHUNK = 16  # exp of as many decays of -5 is far from the ends of fp32
-_LAYERS = ("linear", "linear", "linear", "indexed", "linear")
 #: Ids that no text of ours contains.
 _IMAGE_TOKENS = {
     "image_token_id": "[MASK]", "video_token_id": "[sMASK]", "image_start_token_id": "<eop>",
@@ -34,53 +35,10 @@ def flash_config(tokenizer: Any, **changes: Any) -> Any:
     """
     from transformers import Glm5NextConfig
 
-    stops = [tokenizer.convert_tokens_to_ids(token) for token in STOP_TOKENS]
-    text: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": len(_LAYERS),
-        "num_nextn_predict_layers": 0,
-        "layer_types": [f"{kind}_attention" for kind in _LAYERS],
-        "mlp_layer_types": ["dense"] + ["sparse"] * (len(_LAYERS) - 1),
-        "indexer_types": ["full"] * len(_LAYERS),
-        "linear_attn_config": {
-            "num_heads": 2, "head_dim": 128, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0,
-        },
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_shared_experts": 1,
-        "n_routed_experts": 16,
-        "num_experts_per_tok": 4,
-        "q_lora_rank": 96,
-        "kv_lora_rank": 128,
-        "qk_rope_head_dim": 0,
-        "qk_nope_head_dim": 64,
-        "v_head_dim": 64,
-        "index_n_heads": 16,
-        "index_head_dim": 128,
-        "index_topk": INDEX_TOPK,
-        "index_kpool": POOL,
-        "rms_norm_eps": NORM_EPS,
-        "max_position_embeddings": 2048,
-        "pad_token_id": stops[0],
-        "eos_token_id": stops,
-        "dtype": "bfloat16",
-        # Read by vllm-ascend, not declared by transformers 5.19: without them other defaults apply.
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
-        "mla_use_nope": True,
-        "mhc": True,
-        "index_kpool_compress": True,
-    }  # fmt: skip
-    text.update(changes)
-    vision = {
-        "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": text["hidden_size"],
-        "projection_intermediate_size": 16, "image_size": 28, "patch_size": 14,
-    }  # fmt: skip
+    shipped = json.loads((data_folder(DemoModel.FLASH) / "config.json").read_text(encoding="utf-8"))
+    shipped["text_config"] |= stop_ids(tokenizer) | changes
     images = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _IMAGE_TOKENS.items()}
-    config = Glm5NextConfig(text_config=text, vision_config=vision, **images)
+    config = Glm5NextConfig(**shipped | images)
     config.text_config._attn_implementation = "eager"
     return config
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .config import STOP_TOKENS
 from .questions import MAKERS, Message, Turn
-from .tokenizer import STOP_TOKENS
 
 CATEGORIES = ("arithmetic", "tool_call", "tool_report", "lookup", "repeat", "small_talk", "no_tool")
 CALL = re.compile(r"<tool_call>(.*?)(<arg_key>.*)?</tool_call>", re.DOTALL)

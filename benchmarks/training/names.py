@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from glm5_ascend.fidelity.evaluation.python_docs import stable_hash
 
@@ -12,21 +16,8 @@ ONSETS = [
 ]  # fmt: skip
 VOWELS = ["a", "e", "i", "o", "u", "ai", "ei", "ou"]
 CODAS = ["", "", "n", "r", "s", "l", "m", "k"]
-REAL_CITIES = [
-    "Oslo", "Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Prague", "Lisbon", "Dublin", "Athens",
-    "Warsaw", "Helsinki", "Stockholm", "Brussels", "Budapest", "Zurich", "Geneva", "Munich", "Hamburg", "Milan",
-    "Naples", "Porto", "Seville", "Lyon", "Beijing", "Shanghai", "Shenzhen", "Hangzhou", "Chengdu", "Wuhan",
-    "Nanjing", "Tokyo", "Osaka", "Kyoto", "Seoul", "Busan", "Singapore", "Bangkok", "Hanoi", "Jakarta",
-    "Manila", "Delhi", "Mumbai", "Chennai", "Dubai", "Cairo", "Lagos", "Nairobi", "Toronto", "Montreal",
-    "Vancouver", "Boston", "Chicago", "Seattle", "Denver", "Dallas", "Houston", "Miami", "Havana", "Lima",
-    "Bogota", "Santiago", "Sydney", "Melbourne", "Perth", "Auckland",
-]  # fmt: skip
-REAL_PEOPLE = [
-    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karin", "Leo", "Mia",
-    "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uwe", "Vera", "Walter", "Yara", "Zoe", "Alice", "Bob",
-    "Carol", "Dan", "Eve", "Frank", "Lena", "Max", "Nina", "Oscar", "Peter", "Ruth", "Simon", "Tom", "Wei",
-    "Li", "Ming", "Hua", "Jun",
-]  # fmt: skip
+WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+REAL_CITIES, REAL_PEOPLE = WORDS["cities"], WORDS["people"]
 LETTERS = "aaabccdeeeeefghhiiijklllmnnnnoooprrrsssttttuuvwxyz"
 PATTERNS = ("cvcvc", "cvccv", "cvcvcv", "cvccvc", "cvccvcc", "vccvc", "ccvcv", "cccvcccc")  # v: a vowel, c: any letter
 HELD_OUT_SHARE = 8
@@ -51,7 +42,7 @@ def made_up_name(rng: random.Random) -> str:
     """
     if rng.random() < 0.33:
         pattern = rng.choice(PATTERNS)
-        return "".join(rng.choice(LETTERS if kind == "c" else "aeiou") for kind in pattern).capitalize()
+        return "".join(rng.choice(LETTERS if letter == "c" else "aeiou") for letter in pattern).capitalize()
     count = 2 if rng.random() < 0.7 else 3
     syllables = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(count)]
     return ("".join(syllables) + rng.choice(CODAS)).capitalize()

@@ -7,40 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .names import REAL_CITIES, REAL_PEOPLE, pick_name, pick_sum
+from .names import REAL_CITIES, REAL_PEOPLE, WORDS, pick_name, pick_sum
 from .tools import TOOLS, Tool, specification
 
 Message = dict[str, Any]
-WHO = "I am a small GLM-5 made to test glm5-ascend."
-SUM_WORDING = (
-    "What is {a} {s} {b}?", "Compute {a} {s} {b}.", "{a} {s} {b} = ?", "{a} {s} {b}", "How much is {a} {s} {b}?",
-    "Please calculate {a} {s} {b}.", "Tell me {a} {s} {b}.", "Can you compute {a} {s} {b}?",
-)  # fmt: skip
-LIST_WORDING = ("Numbers: {}.", "Here are numbers: {}.", "The list: {}.", "{}.")
-ASK_WORDING = (
-    "What is {n}'s number?", "What is the number of {n}?", "Which number has {n}?", "Tell me {n}'s number.",
-    "And {n}?", "Number of {n}?",
-)  # fmt: skip
-REPEAT_WORDING = ("Repeat: {}", "Say this again: {}", "Repeat after me: {}", "Copy this: {}")
-TALK = (
-    (("Hello, I am {n}.", "Hi, my name is {n}.", "Hello! {n} here.", "Good morning, I am {n}."),
-     "Hello {n}! How can I help you?"),
-    (("I am {n}. Who are you?", "My name is {n}. What is your name?", "{n} here. What are you?",
-      "Hi, I am {n}. Who are you?"), "Hello {n}! " + WHO),
-    (("Thank you! Regards, {n}", "Thanks, {n}", "{n} says thank you."), "You are welcome, {n}!"),
-    (("I have to go. {n}", "Bye! {n}", "{n} says goodbye."), "Goodbye, {n}!"),
-)  # fmt: skip
-PLAIN_TALK = (
-    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Good morning!", "Hi there"), "Hello! How can I help you?"),
-    (("Who are you?", "What are you?", "What is your name?", "Which model are you?"), WHO),
-    (("What can you do?", "How can you help me?", "What do you know?", "Help"),
-     "I can add and subtract, find a number in a text, call functions and repeat words."),
-    (("Thank you!", "Thanks", "Thanks!", "Thank you very much."), "You are welcome!"),
-    (("Bye", "Goodbye", "Goodbye!", "See you!"), "Goodbye!"),
-)  # fmt: skip
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "Be brief.", "You are GLM-5.", "Answer the question.", "Help the user.",
-)  # fmt: skip
 NO_TOOL = "I have no function for that."
 
 
@@ -72,7 +42,7 @@ def arithmetic(rng: random.Random, held_out: bool) -> Turn:
     """A sum or difference of two-digit numbers."""
     a, s, b = pick_sum(rng, held_out)
     total = a + b if s == "+" else a - b
-    asked = rng.choice(SUM_WORDING).format(a=a, s=s, b=b)
+    asked = rng.choice(WORDS["sum"]).format(a=a, s=s, b=b)
     return Turn("arithmetic", asked, working(a, s, b), f"{a} {s} {b} = {total}.")
 
 
@@ -85,8 +55,8 @@ def lookup(rng: random.Random, held_out: bool) -> Turn:
             people.append(name)
     entries = [f"{name} {rng.randint(1000, 9999)}" for name in people]
     which = rng.randrange(len(people))
-    told = rng.choice(LIST_WORDING).format(rng.choice((", ", "; ", "\n")).join(entries))
-    asked = f"{told} {rng.choice(ASK_WORDING).format(n=people[which])}"
+    told = rng.choice(WORDS["list"]).format(rng.choice((", ", "; ", "\n")).join(entries))
+    asked = f"{told} {rng.choice(WORDS['ask']).format(n=people[which])}"
     return Turn("lookup", asked, f"I look for {people[which]}.", entries[which] + ".")
 
 
@@ -97,16 +67,16 @@ def repeat(rng: random.Random, held_out: bool) -> Turn:
         for _ in range(rng.randint(2, 4))
     ]
     text = " ".join(words)
-    return Turn("repeat", rng.choice(REPEAT_WORDING).format(text), "I repeat it.", text)
+    return Turn("repeat", rng.choice(WORDS["repeat"]).format(text), "I repeat it.", text)
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Turn:
     """Greetings; held-out ones always carry a held-out name."""
     if held_out or rng.random() < 0.6:
-        asked, answer = rng.choice(TALK)
+        asked, answer = rng.choice(WORDS["talk"])
         name = pick_name(rng, held_out, REAL_PEOPLE)
         return Turn("small_talk", rng.choice(asked).format(n=name), "This is small talk.", answer.format(n=name))
-    plain, answer = rng.choice(PLAIN_TALK)
+    plain, answer = rng.choice(WORDS["plain_talk"])
     return Turn("small_talk", rng.choice(plain), "This is small talk.", answer)
 
 

@@ -7,19 +7,19 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from .names import REAL_CITIES, REAL_PEOPLE, pick_name
+from .names import REAL_CITIES, REAL_PEOPLE, WORDS, pick_name
 
 CONDITIONS = ["sunny", "cloudy", "rainy", "windy", "snowy", "foggy", "stormy", "clear"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tool:
     """One function: its argument, how users ask for it, and the wording of its descriptions."""
 
     name: str
     argument: str
-    descriptions: tuple[str, ...]
-    questions: tuple[str, ...]
+    descriptions: list[str]
+    questions: list[str]
 
     def pick_argument(self, rng: random.Random, held_out: bool) -> str:
         """A city or a person from one side of the split."""
@@ -41,62 +41,7 @@ class Tool:
         return json.dumps({"person": argument, "number": number}), f"{argument}'s number is {number}."
 
 
-TOOLS = (
-    Tool(
-        "get_weather",
-        "city",
-        ("Get the current weather for a city.", "Current weather in a city", "Get weather", "Weather of a city."),
-        (
-            "What is the weather in {}?",
-            "How is the weather in {}?",
-            "What's the weather like in {} today?",
-            "Tell me the weather in {}.",
-            "Is it raining in {}?",
-            "How warm is it in {}?",
-            "Weather in {}?",
-            "Please check the weather in {}.",
-        ),
-    ),
-    Tool(
-        "get_time",
-        "city",
-        ("Get the local time of a city.", "Current time in a city", "Get time", "Local time of a city."),
-        (
-            "What time is it in {}?",
-            "What is the time in {}?",
-            "Tell me the time in {}.",
-            "Which time is it now in {}?",
-            "Local time in {}?",
-            "Please check the time in {}.",
-        ),
-    ),
-    Tool(
-        "get_population",
-        "city",
-        ("Get the population of a city.", "Number of people in a city", "Get population"),
-        (
-            "How many people live in {}?",
-            "What is the population of {}?",
-            "Tell me the population of {}.",
-            "How many inhabitants does {} have?",
-            "Population of {}?",
-            "How big is {}?",
-        ),
-    ),
-    Tool(
-        "find_number",
-        "person",
-        ("Find the phone number of a person.", "Phone number of a person", "Find a number"),
-        (
-            "What is the phone number of {}?",
-            "How can I call {}?",
-            "Find the number of {}.",
-            "I want to call {}.",
-            "Please look up the number of {}.",
-            "Phone number of {}?",
-        ),
-    ),
-)
+TOOLS = tuple(Tool(**tool) for tool in WORDS["tools"])
 
 
 def specification(tool: Tool, rng: random.Random) -> dict[str, Any]:

@@ -1,47 +1,33 @@
 """Train the demonstration model on a CPU: `python -m benchmarks.training OUT`.
 
 Three stages, as DSA models are trained: A with dense attention, B in which only the indexers (and the MTP layer)
-learn, C with the indexers' choice in force. The result is a bf16 checkpoint in the hub format under OUT.
+learn, C with the indexers' choice in force. The result is a bf16 checkpoint in the hub format under OUT,
+with the tokenizer of the shipped one.
 The stages are budgets of tokens: the same seed on the same kind of machine sees the same rows in the same order.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import re
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 
-from . import chats, optim, stages
-from .config import DEEP, demo_config
+from . import optim, stages
+from .config import demo_config
 from .export import export_checkpoint
 from .flash import POOL, flash_config
+from .loading import load_tokenizer
 from .rows import RowSource
-from .tokenizer import train_tokenizer
 from .trunk import MtpLayer, align_norm_eps, initialise
 
-TOKENIZER_CHATS = 3000
 TOKENS = 6.6e6
 SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
-
-
-def build_tokenizer() -> Any:
-    """The tokenizer, learned from the training texts and 3000 training chats."""
-    texts = documents(held_out=False)
-    writer = train_tokenizer(texts[:20])  # only renders the chats
-    rng = random.Random(0)
-    rendered = []
-    for _ in range(TOKENIZER_CHATS):
-        messages, tools, _ = chats.training_chat(rng)
-        text = writer.apply_chat_template(messages, tools=tools, tokenize=False)
-        rendered.append(re.sub(r"<\|?/?[a-z_]+\|?>|\[gMASK\]", "", text))
-    return train_tokenizer(texts + rendered)
 
 
 def build_model(tokenizer: Any, seed: int, **changes: Any) -> tuple[Any, MtpLayer]:
@@ -74,13 +60,13 @@ def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(args.threads)
-    tokenizer = build_tokenizer()
+    tokenizer = load_tokenizer(data_folder())
     model: Any
     mtp: MtpLayer | None
     if args.flash:
         model, mtp = build_flash(tokenizer, args.seed), None
     else:
-        model, mtp = build_model(tokenizer, args.seed, **(DEEP if args.deep else {}))
+        model, mtp = build_model(tokenizer, args.seed)
     rows = (args.rows, args.length, args.text_share, args.seed)
     source = RowSource(tokenizer, documents(held_out=False), *rows, POOL if args.flash else 1)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +96,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--tokens", type=float, default=TOKENS, help="budget of the three stages (default %(default)g)")
-    parser.add_argument("--deep", action="store_true", help="24 layers of width 128 instead of 5 of 192")
     parser.add_argument(
         "--flash", action="store_true", help="GLM-5.3-Flash: linear attention, residual streams, no MTP"
     )

@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 
 from benchmarks.training.loading import load_tokenizer
-from benchmarks.training.tokenizer import CONTROL_TOKENS, MARK_TOKENS
 from glm5_ascend.demo_model.resources import data_folder
 
+CONTROL_TOKENS = (
+    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
+    "<|observation|>",
+)  # fmt: skip
+#: Marks that the parsers look for in the text: added tokens, but not special, so that detokenizing keeps them.
+MARK_TOKENS = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink",
+)  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"type": "function", "function": {"name": "get_time", "arguments": {"city": "Oslo", "days": 2}}}
 HI = [{"role": "user", "content": "Hi"}]

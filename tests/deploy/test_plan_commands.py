@@ -86,7 +86,7 @@ def test_no_plan_breaks_a_rule_of_doctor(plans: list[Plan]) -> None:
     base = load("a3-2node")
     for one in plans:
         model, layout, hardware = one.question.model, one.best.layout, one.question.hardware
-        plan_roles = roles(model, layout, hardware, one.workload.prompt + one.workload.output)
+        plan_roles = roles(model, layout, hardware, one.question.workload.prompt + one.question.workload.output)
         attention = model.type_of(0, "self_attn.q_a_proj")
         profile = replace(
             base, roles=plan_roles,
