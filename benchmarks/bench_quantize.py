@@ -128,19 +128,17 @@ class Bench:
                 self.peak[name] = max(self.peak.get(name, 0), peak)
                 print(f"round {number + 1}: {name} {spent:.1f} s, peak RSS {peak / 1e9:.2f} GB", flush=True)
 
-    def compare(self) -> dict[str, Any]:
+    def compare(self) -> None:
         """Errors of both outputs on held-out texts."""
-        report: dict[str, Any] = {}
         source, sequences = StoredModel(self.model), held_out(self.count * self.length)
         kl: dict[str, torch.Tensor] = {}
         for name, out in self.outs.items():
             if out.exists():
-                report[name], kl[name] = errors(source, out, sequences)
-                print(f"{name}: {report[name]}")
+                figures, kl[name] = errors(source, out, sequences)
+                print(f"{name}: {figures}")
         if len(kl) == 2:
-            low, high = report["kl_difference"] = mean_interval(kl["ours"] - kl["msmodelslim"]) or (0.0, 0.0)
+            low, high = mean_interval(kl["ours"] - kl["msmodelslim"]) or (0.0, 0.0)
             print(f"KL of ours minus theirs on {len(sequences)} texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
-        return report
 
 
 def main() -> None:
@@ -149,17 +147,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("work/bench-quantize"))
     parser.add_argument("--rounds", type=int, default=3, help="0: only compare the outputs of an earlier run in --work")
     parser.add_argument("--texts", type=int, nargs=2, default=(8, 64), metavar=("COUNT", "LENGTH"))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     count, length = args.texts
     bench = Bench(args.work, count, length, args.peer)
     bench.run(args.rounds)
-    report = {"tokens": bench.count * bench.length, "seconds": bench.seconds, "peak_rss": bench.peak} | bench.compare()
+    bench.compare()
     if bench.seconds["msmodelslim"]:
         ours, theirs = (statistics.median(bench.seconds[name]) for name in ("ours", "msmodelslim"))
         print(f"msModelSlim {theirs:.1f} s / ours {ours:.1f} s = {theirs / ours:.1f} x")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

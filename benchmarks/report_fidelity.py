@@ -1,6 +1,6 @@
 """Loss by quantization: KL to bf16, NLL and right answers of every recipe, on several models and calibration texts.
 
-    python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N] [--json FILE]
+    python benchmarks/report_fidelity.py [--work DIR] [--second DIR] [--peer PYTHON] [--seeds N]
 
 Models: the demo model; the same with planted activation outliers (same function, harder to quantize); the small trained
 GLM-5.3-Flash; with --second, one trained with another seed on other data
@@ -90,13 +90,6 @@ class Row:
         shared = min(len(self.comparisons), len(other.comparisons))
         ours, theirs = (Row(row.name, row.comparisons[:shared]).by_window for row in (self, other))
         self.ratio, self.ratio_interval = float(ours.mean() / theirs.mean()), mean_interval(ours, theirs)
-
-    def as_json(self) -> dict[str, Any]:
-        figures = {name: (figure.value, figure.interval) for name, figure in self.figures.items()}
-        return {
-            "checkpoint": self.name, "kl": self.kl, "kl_ratio": self.ratio, "kl_ratio_interval": self.ratio_interval,
-            "answers": self.answers, "first_seed": figures,
-        }  # fmt: skip
 
 
 def answers(directory: Path, questions: int) -> dict[str, Any]:
@@ -215,7 +208,6 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=10_000, help="of 512 tokens, at most; default: all")
     parser.add_argument("--questions", type=int, default=210, help="for vLLM to answer, 0 for none")
     parser.add_argument("--outliers", type=float, default=32.0, help="factor of the planted outliers")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
 
     options.work.mkdir(parents=True, exist_ok=True)
@@ -240,9 +232,6 @@ def main() -> int:
         show(MODELS[name], tables[MODELS[name]])
     results = checks(tables, bool(options.peer))
     print("\n" + "\n".join(f"{'ok  ' if ok else 'FAIL'} {text}" for text, ok in results.items()))
-    if options.json:
-        rows = {title: [row.as_json() for row in rows] for title, rows in tables.items()}
-        options.json.write_text(json.dumps({"tables": rows, "checks": results}, indent=2) + "\n")
     return 0 if all(results.values()) else 1
 
 

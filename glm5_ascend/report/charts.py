@@ -117,7 +117,7 @@ def columns(title: str, values: Sequence[float], name: str, axis: str) -> Chart:
     """Columns of values, numbered from 0; `name` is the title of the numbers."""
     import altair as alt
 
-    records = [{name: number, axis: value} for number, value in enumerate(values)]
+    records = [{name: index, axis: value} for index, value in enumerate(values)]
     x = alt.X(field=name, type="ordinal", axis=alt.Axis(labelAngle=0))
     y = alt.Y(field=axis, type="quantitative", scale=alt.Scale(zero=True))
     tooltip = [alt.Tooltip(field=name, type="ordinal"), alt.Tooltip(field=axis, type="quantitative", format=".4~g")]

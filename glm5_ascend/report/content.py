@@ -26,7 +26,7 @@ class Table:
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    kind: str = "table"
+    form: str = "table"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Chart:
 
     title: str
     spec: dict[str, Any]
-    kind: str = "chart"
+    form: str = "chart"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Code:
     """Text in a fixed-width font."""
 
     text: str
-    kind: str = "code"
+    form: str = "code"
 
 
 @dataclass(frozen=True)
