@@ -131,8 +131,7 @@ def _dependencies() -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    # The reports' drawing is a program of its own, which an emulator for processes does not help.
-    return [line for line in project["dependencies"] if Requirement(line).name not in ("torch", "vl-convert-python")]
+    return [line for line in project["dependencies"] if Requirement(line).name != "torch"]
 
 
 def _said(command: Sequence[str], folder: Path | None = None) -> str:
