@@ -14,8 +14,10 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from training.chats import training_chat
+from training.outliers import plant
 
 from glm5_ascend.checkpoint import schemes
+from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.quantize import job, pipeline
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -42,8 +44,10 @@ def glm5_ascend(*arguments: str, path: Path | None = None) -> None:
 
 
 def make_demo(out: Path, outliers: float = 1.0, model: str = "glm-5") -> Path:
-    if not out.is_dir():
-        glm5_ascend("demo-model", str(out), model, *(["--outliers", str(outliers)] if outliers > 1 else []))
+    if not out.is_dir() and outliers > 1:
+        plant(data_folder(), out, outliers)
+    elif not out.is_dir():
+        glm5_ascend("demo-model", str(out), model)
     return out
 
 

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from glm5_ascend.checkpoint.index import INDEX_NAME
 from glm5_ascend.checkpoint.output import copy_serving_files, file_facts
 from glm5_ascend.checkpoint.shards import Shard
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import TensorSpec, shard_header, write_json
 from glm5_ascend.model.config import ModelConfig
@@ -163,9 +163,10 @@ def fill(path: Path) -> None:
 
 def write_quantized(source: Path, recipe: str, out: Path) -> None:
     """Write the output of `quantize` for a hollow source: files, names, shapes, types; values by `fill`."""
-    plan = QuantizationPlan(SourceCheckpoint(source), load_recipe(find_recipe(recipe)))
+    checkpoint = open_source(source)
+    plan = QuantizationPlan(checkpoint, load_recipe(find_recipe(recipe)))
     (out / ROTATION_FILE).parent.mkdir(parents=True)
-    copy_serving_files(source, out)
+    copy_serving_files(source, checkpoint.raw, out)
     write_json(out / DESCRIPTION_NAME, plan.description())
     shards: list[dict[str, torch.Tensor]] = [{}]
     files: dict[str, Mapping[str, torch.Tensor]] = {}

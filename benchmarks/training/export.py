@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.demo_model.outliers import save_tensors
 from glm5_ascend.files.written import write_file
 
 from .config import mtp_config
 from .loading import load_tensors
+from .outliers import save_tensors
 from .trunk import MtpLayer
 
 PROCESSOR = {

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glm5_ascend.demo_model.outliers import WEIGHTS_NAME
-
 from .config import mtp_config
+from .outliers import WEIGHTS_NAME
 from .trunk import MtpLayer, align_norm_eps, text_model
 
 

@@ -108,7 +108,7 @@ def _alpaca(record: dict[str, Any]) -> list[Any] | None:
     if answer is None:
         return None
     question = "\n".join(
-        part for part in (record["instruction"], record.get("input")) if isinstance(part, str) and part
+        text for text in (record["instruction"], record.get("input")) if isinstance(text, str) and text
     )
     turns = [turn for turn in _listed(record.get("history")) or [] if isinstance(turn, list) and len(turn) == 2]
     pairs = [*turns, (question, answer)]

@@ -62,15 +62,28 @@ class CheckpointDir:
                 )
             if (same := self.entries.get(spelled(name))) is not None:
                 raise CheckpointError(f"{directory}: {same.name} and {name} are one tensor of the model", "remove one")
-            self.add(name, file, self.shards[file])
+            self._add(name, file, self.shards[file])
 
     def unlisted(self) -> dict[str, Shard]:
         """Shards that lie in the directory although the index does not know them."""
         paths = sorted(self.directory.glob("*.safetensors"))
         return {path.name: self._open(path.name) for path in paths if path.name not in self.shards}
 
-    def add(self, name: str, file: str, shard: Shard) -> None:
-        """Add a tensor of a shard by its stored name."""
+    def add_unlisted(self, prefixes: tuple[str, ...]) -> list[str]:
+        """Add tensors whose names begin so from shards that the index does not list; returns these files.
+
+        Some checkpoints carry the MTP layer in such a shard. Nothing else is taken from one: an index that forgets the
+        main model's tensors is damaged.
+        """
+        added = set()
+        for file, shard in self.unlisted().items():
+            for name in shard.entries:
+                if name.startswith(prefixes) and name not in self:
+                    self._add(name, file, shard)
+                    added.add(file)
+        return sorted(added)
+
+    def _add(self, name: str, file: str, shard: Shard) -> None:
         ours = self.spelled(name)
         self.shards[file], self.file_of[ours], self.entries[ours] = shard, file, shard.entries[name]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from glm5_ascend.checkpoint.shards import TensorEntry
@@ -37,65 +36,62 @@ class TensorView:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True)
 class StoredNames:
     """The stored tensor of every weight of a model: under the hub's name, another writer's, or as a part of one.
 
     Attributes:
-        renamed: hub's name -> stored name, of the weights that were found under another one.
+        weights: by the hub's name, of the weights that are stored; an MTP layer without an embedding or head of its own
+            has the main model's.
+        renamed: hub's name -> stored name, of weights that were found under another one.
+        hub_names: stored name -> the name that the rules make of it, of all tensors with other names than the hub's.
     """
 
-    def __init__(self, config: ModelConfig, entries: Mapping[str, TensorEntry]) -> None:
-        self.config, self.entries = config, entries
-        self.renamed: dict[str, str] = {}
-        rules = (*_WRAPPERS, *_mtp_rules(config), *config.spec.other_names)
-        self._rules = [(re.compile(pattern), to) for pattern, to in rules]
-        self.hub_names: dict[str, str] = {}
-        expected = {prefix + weight.tensor_name for prefix, weight in config.all_weights()}
-        for stored in entries.keys() - expected:
-            name = self.hub_name(stored)
-            if name != stored and name not in entries:
-                self.hub_names[name] = stored
-        fused = {f"{name}{end}" for name in config.spec.fused_experts for end in ("", ".weight")}
-        self._fused = any(
-            name.rpartition(config.spec.experts_prefix)[2] in fused for name in (*entries, *self.hub_names)
-        )
+    weights: dict[str, TensorView]
+    renamed: dict[str, str]
+    hub_names: dict[str, str]
 
-    def hub_name(self, stored: str) -> str:
-        """The name that the rules make of a stored one."""
-        for pattern, to in self._rules:
-            stored = pattern.sub(to, stored)
-        return stored
 
-    def find(self, name: str) -> TensorView | None:
-        """Return the tensor of a weight by its hub's name; None if it is not stored."""
-        stored = name if name in self.entries else self.hub_names.get(name)
-        if stored is not None:
-            if stored != name:
-                self.renamed[name] = stored
-            return TensorView(stored, 0, self.entries[stored].shape)
-        return self._in_fused(name) if self._fused else None
+def find_weights(config: ModelConfig, entries: Mapping[str, TensorEntry]) -> StoredNames:
+    """Find every weight of a model among stored tensors."""
+    rules = [(re.compile(pattern), to) for pattern, to in (*_WRAPPERS, *_mtp_rules(config), *config.spec.other_names)]
+    expected = [prefix + weight.tensor_name for prefix, weight in config.all_weights()]
+    hub_names = {stored: _hub_name(stored, rules) for stored in entries.keys() - set(expected)}
+    stored_as = {name: stored for stored, name in hub_names.items()} | {name: name for name in entries}
+    views: dict[str, TensorView] = {}
+    for layer in filter(config.is_moe, range(config.num_layers_with_mtp)):
+        views |= dict(_fused_experts(config, layer, stored_as, entries))
+    views |= {name: TensorView(stored, 0, entries[stored].shape) for name, stored in stored_as.items()}
+    weights = {name: views[name] for name in expected if name in views}
+    renamed = {name: view.stored for name, view in weights.items() if view.stored != name}
+    for prefix in config.mtp_prefixes:
+        for copy, original in config.spec.mtp_copies.items():
+            if (view := weights.get(f"{original}.weight")) is not None:
+                weights.setdefault(f"{prefix}{copy}.weight", view)
+    return StoredNames(weights, renamed, hub_names)
 
-    def _in_fused(self, name: str) -> TensorView | None:
-        """A linear of a routed expert inside transformers' `gate_up_proj` [E, 2 I, H] or `down_proj` [E, H, I]."""
-        before, prefix, rest = name.partition(f".{self.config.spec.experts_prefix}")
-        expert, _, linear = rest.removesuffix(".weight").partition(".")
-        for fused, parts in self.config.spec.fused_experts.items():
-            if linear not in parts or not expert.isdecimal():
-                continue
-            for end in ("", ".weight"):
-                whole = f"{before}{prefix}{fused}{end}"
-                stored = whole if whole in self.entries else self.hub_names.get(whole)
-                if stored is not None:
-                    return self._slice(name, stored, int(expert), parts.index(linear), len(parts))
-        return None
 
-    def _slice(self, name: str, stored: str, expert: int, part: int, parts: int) -> TensorView | None:
-        shape = self.entries[stored].shape
-        if len(shape) != 3 or expert >= shape[0] or shape[1] % parts:
-            return None
-        self.renamed[name] = stored
-        rows = shape[1] // parts
-        return TensorView(stored, expert * math.prod(shape[1:]) + part * rows * shape[2], (rows, shape[2]))
+def _hub_name(stored: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, to in rules:
+        stored = pattern.sub(to, stored)
+    return stored
+
+
+def _fused_experts(
+    config: ModelConfig, layer: int, stored_as: Mapping[str, str], entries: Mapping[str, TensorEntry]
+) -> Iterator[tuple[str, TensorView]]:
+    """(name, place) of a layer's linears inside transformers' `gate_up_proj` [E, 2 I, H] or `down_proj` [E, H, I]."""
+    prefix = config.spec.layer_prefix(layer) + config.spec.experts_prefix
+    for fused, linears in config.spec.fused_experts.items():
+        stored = stored_as.get(f"{prefix}{fused}") or stored_as.get(f"{prefix}{fused}.weight")
+        shape = entries[stored].shape if stored else ()
+        if not stored or len(shape) != 3 or shape[1] % len(linears):
+            continue
+        rows, columns = shape[1] // len(linears), shape[2]
+        for expert in range(min(shape[0], config.n_routed_experts)):
+            for index, linear in enumerate(linears, start=expert * len(linears)):
+                view = TensorView(stored, index * rows * columns, (rows, columns))
+                yield f"{prefix}{expert}.{linear}.weight", view
 
 
 def _mtp_rules(config: ModelConfig) -> list[tuple[str, str]]:
@@ -103,10 +99,10 @@ def _mtp_rules(config: ModelConfig) -> list[tuple[str, str]]:
     layers = range(config.num_hidden_layers, config.num_layers_with_mtp)
     return [
         (
-            rf"^(?:model\.)?mtp\.(?:layers\.)?{number}\.(?:mtp_block\.|transformer_layer\.)?",
+            rf"^(?:model\.)?mtp\.(?:layers\.)?{index}\.(?:mtp_block\.|transformer_layer\.)?",
             config.spec.layer_prefix(layer),
         )
-        for number, layer in enumerate(layers)
+        for index, layer in enumerate(layers)
     ]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
-from glm5_ascend.model.config_file import read_config, schedule_keys
-from glm5_ascend.model.config_reader import completed
+from glm5_ascend.model.config_json import completed
+from glm5_ascend.model.config_values import schedule_keys
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: First words of the line that explains why `--overwrite` reads for a while.
@@ -124,23 +124,21 @@ def served_config(raw: dict[str, Any]) -> dict[str, Any]:
         config["text_config"] = {key: value for key, value in inner.items() if key not in keys}
     types = config.get("indexer_types")
     if isinstance(types, list) and "shared" in types and not schedule_keys(config):
-        config["index_topk_pattern"] = "".join("S" if kind == "shared" else "F" for kind in types)
+        config["index_topk_pattern"] = "".join("S" if indexer == "shared" else "F" for indexer in types)
     return config
 
 
-def copy_serving_files(source: Path, destination: Path) -> None:
-    """Copy tokenizer, chat template and generation files, and config.json without its quantization_config."""
-    try:
-        for name in serving_files(source):
-            if name != "config.json":
-                copy_file(source / name, destination / name)
-        raw = read_config(source)
-        text = (source / "config.json").read_text(encoding="utf-8")
-        if (config := served_config(raw)) != raw:
-            text = json.dumps(config, indent=2) + "\n"
-        write_file(destination / "config.json", text)
-    except OSError as error:
-        raise disk_error(destination, error) from None
+def copy_serving_files(source: Path, raw: dict[str, Any], destination: Path) -> None:
+    """Copy tokenizer, chat template and generation files, and config.json without its quantization_config.
+
+    Args:
+        raw: content of the source's config.json.
+    """
+    for name in serving_files(source):
+        if name != "config.json" or served_config(raw) == raw:
+            copy_file(source / name, destination / name)
+        else:
+            write_file(destination / name, json.dumps(served_config(raw), indent=2) + "\n")
 
 
 def run_dir_of(out: Path) -> Path:

@@ -29,19 +29,19 @@ def read_rows(path: Path, file: BinaryIO, limit: int) -> Iterator[tuple[int, dic
         raise MissingEnvironmentError(
             f"{path}: Parquet is read by pyarrow, which is not installed", "pip install 'pyarrow>=18', or give a .jsonl"
         ) from None
-    number = 0
+    index = 0
     try:
         rows = ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False).iter_batches(1, use_threads=False)
-        for number, row in enumerate(rows, start=1):
+        for index, row in enumerate(rows, start=1):
             if row.nbytes > limit:
-                raise TextError(f"{path}:{number}: longer than {limit} bytes", "make it several rows")
+                raise TextError(f"{path}:{index}: longer than {limit} bytes", "make it several rows")
             value = _json(row.to_pylist()[0])
             if problem := defect(value):
-                raise TextError(f"{path}:{number}: {problem}", "correct the row")
-            yield number, value
+                raise TextError(f"{path}:{index}: {problem}", "correct the row")
+            yield index, value
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         reason = shortened(str(error).partition("\n")[0], 160)
-        raise TextError(f"{path}:{number + 1}: not readable as Parquet: {reason}", "copy the file again") from None
+        raise TextError(f"{path}:{index + 1}: not readable as Parquet: {reason}", "copy the file again") from None
 
 
 def _json(value: Any) -> Any:

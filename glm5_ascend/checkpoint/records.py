@@ -63,11 +63,13 @@ def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
         with open_regular(path, TextError, _FIX) as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined]
             data = cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw))) if packed else raw
-            kind = _kind(path, data.peek(16)[:16])  # type: ignore[attr-defined]
-            if packed and kind == ".parquet":
+            ending = _kind(path, data.peek(16)[:16])  # type: ignore[attr-defined]
+            if packed and ending == ".parquet":
                 raise TextError(f"{path}: Parquet packed by gzip: not read", f"unpack it: gunzip {path.name}")
-            with io.TextIOWrapper(data, encoding="utf-8-sig", newline="" if kind in (".csv", ".tsv") else None) as file:
-                yield kind, file
+            with io.TextIOWrapper(
+                data, encoding="utf-8-sig", newline="" if ending in (".csv", ".tsv") else None
+            ) as file:
+                yield ending, file
     except UnicodeDecodeError as error:
         raise TextError(f"{path}: cannot be read: not UTF-8: {error.reason}", _UTF8.format("GBK")) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -77,8 +79,8 @@ def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
 def _kind(path: Path, head: bytes) -> str:
     name = Path(path.stem) if path.suffix.lower() == ".gz" else path
     suffix = name.suffix.lower()
-    kind = _SAME.get(suffix, suffix)
-    if head.startswith(b"PAR1") or kind == ".parquet":
+    ending = _SAME.get(suffix, suffix)
+    if head.startswith(b"PAR1") or ending == ".parquet":
         return ".parquet"
     for magic, what, fix in _MAGIC:
         if head.startswith(magic):
@@ -88,11 +90,11 @@ def _kind(path: Path, head: bytes) -> str:
         raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
     if b"\0" in head:
         raise TextError(f"{path}: zero bytes: no text in UTF-8", _UTF8.format("UTF-16"))
-    if kind not in KINDS:
+    if ending not in KINDS:
         raise TextError(
             f"{path}: a text file must be {', '.join(KINDS)}, or text with .gz", "name it so, or convert it"
         )
-    return kind
+    return ending
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
@@ -105,14 +107,14 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
         TextError: unreadable, or a line, or a whole .json or .txt file, of more than `MAX_RECORD` characters.
         MissingEnvironmentError: a .parquet, and pyarrow is not installed.
     """
-    with opened(path) as (kind, file):
-        if kind == ".jsonl":
+    with opened(path) as (ending, file):
+        if ending == ".jsonl":
             yield from _lines(path, file)
-        elif kind in (".csv", ".tsv"):
-            yield from _rows(path, file, "\t" if kind == ".tsv" else ",")
-        elif kind == ".parquet":
+        elif ending in (".csv", ".tsv"):
+            yield from _rows(path, file, "\t" if ending == ".tsv" else ",")
+        elif ending == ".parquet":
             yield from read_rows(path, file.buffer, MAX_RECORD)
-        elif kind == ".txt":
+        elif ending == ".txt":
             yield 1, _whole(path, file)
         else:
             yield from _values(path, _whole(path, file))
@@ -129,9 +131,9 @@ def _whole(path: Path, file: TextIO, before: str = "") -> str:
 
 def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
     seen = False
-    for number, line in enumerate(iter(lambda: file.readline(MAX_RECORD + 1), ""), start=1):
+    for position, line in enumerate(iter(lambda: file.readline(MAX_RECORD + 1), ""), start=1):
         if len(line) > MAX_RECORD:
-            raise TextError(f"{path}:{number}: longer than {MAX_RECORD} characters", "make it several lines")
+            raise TextError(f"{path}:{position}: longer than {MAX_RECORD} characters", "make it several lines")
         if not line.strip():
             continue
         try:
@@ -140,11 +142,11 @@ def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
             if not seen and line.strip() in ("[", "{"):  # one JSON value over many lines
                 yield from _values(path, _whole(path, file, line))
                 return
-            raise TextError(f"{path}:{number}: not valid JSON: {error}", "one JSON value per line") from None
+            raise TextError(f"{path}:{position}: not valid JSON: {error}", "one JSON value per line") from None
         if not seen and isinstance(record, list):
             yield from enumerate(record, start=1)
         else:
-            yield number, record
+            yield position, record
         seen = True
 
 
@@ -177,5 +179,5 @@ def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         value = value[lists[0]] if lists else [value] if value else value
     if not isinstance(value, list):
         raise TextError(f"{path}:1: not a list", "a list of texts")
-    for number, record in enumerate(value, start=1):
-        yield number, record["row"] if isinstance(record, dict) and isinstance(record.get("row"), dict) else record
+    for position, record in enumerate(value, start=1):
+        yield position, record["row"] if isinstance(record, dict) and isinstance(record.get("row"), dict) else record

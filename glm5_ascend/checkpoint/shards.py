@@ -108,7 +108,7 @@ class Shard:
         try:
             dtype, shape, (start, end) = DTYPES[fields["dtype"]], tuple(fields["shape"]), fields["data_offsets"]
             plain = len(shape) <= _MAX_DIMENSIONS
-            plain = plain and all(type(number) is int and 0 <= number < 2**63 for number in (*shape, start, end))
+            plain = plain and all(type(value) is int and 0 <= value < 2**63 for value in (*shape, start, end))
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(
                 f"{self.path}: {shortened(name, 400)}: impossible header entry {shown(fields, 120)}", _AGAIN

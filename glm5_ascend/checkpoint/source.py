@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.names import StoredNames, TensorView, foreign_part
+from glm5_ascend.checkpoint.names import StoredNames, TensorView, find_weights, foreign_part
 from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.config_file import parse_config, read_config
 from glm5_ascend.model.folder import ORIGINAL
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
@@ -24,193 +26,42 @@ _AGAIN = "download the checkpoint again"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class SourceCheckpoint:
+@dataclass(frozen=True)
+class Source:
     """A GLM-5 checkpoint in bf16, fp16, fp32 or FP8 (scales of blocks, rows or whole tensors).
 
     Attributes:
+        raw: content of config.json.
+        files: all stored tensors. names: where each weight is among them.
         unlisted: shards with the MTP layer that the index does not list.
-        renamed: hub's name -> stored name, of weights that another writer named differently, or stored as one.
-        used: names of all stored tensors that are weights, or scales of FP8 weights.
-
-    Raises:
-        ConfigError, CheckpointError: what is missing or inconsistent, by file and tensor.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.config: ModelConfig = load_config(directory)
-        self.files = CheckpointDir(directory, self.config.spec.spelled)
-        self._names = StoredNames(self.config, self.files.entries)
-        self.unlisted = self._find_unlisted()
-        self.renamed = self._names.renamed
-        self.used: set[str] = set()
-        self._check()
-
-    def _find_unlisted(self) -> list[str]:
-        """Some checkpoints carry the MTP layer in a shard of its own that the index does not list. Nothing else is
-        taken from such shards: an index that forgets the main model's tensors is damaged."""
-        prefixes = self.config.mtp_prefixes
-        names = [prefix + part.tensor_name for prefix, part in self.config.all_weights() if prefix in prefixes]
-        if all(self._view(name) for name in names):
-            return []
-        files = set()
-        for file, shard in self.files.unlisted().items():
-            for name in [n for n in shard.entries if n.startswith((*prefixes, "mtp.")) and n not in self.files]:
-                self.files.add(name, file, shard)
-                files.add(file)
-        self._names = StoredNames(self.config, self.files.entries)
-        return sorted(files)
-
-    def _check(self) -> None:
-        self._check_expert_counts()
-        size = self.config.sizes
-        for prefix, part in self.config.all_weights():
-            name = prefix + part.tensor_name
-            view = self._view(name)
-            if view is None:
-                raise self._missing(name)
-            entry = self.files.entries[view.stored]
-            where = f"{self.directory / self.files.file_of[view.stored]}: {view.stored}"
-            if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
-                by = self._by(view.stored.removesuffix(".weight"))
-                raise CheckpointError(
-                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized{by}", ORIGINAL
-                )
-            if view.shape != part.shape(size):
-                raise CheckpointError(
-                    f"{where} has shape {list(view.shape)}, config.json says {list(part.shape(size))}",
-                    "config.json and weights belong to different models",
-                )
-            self.used.add(view.stored)
-            if entry.dtype is torch.float8_e4m3fn:
-                self.used.add(self._check_scale(view, where))
-
-    def _by(self, module: str) -> str:
-        if (self.directory / DESCRIPTION_NAME).exists():
-            return f", with its types in {DESCRIPTION_NAME}"
-        foreign = foreign_part(module, self.files.entries)
-        return f": {foreign[1]} ({foreign[0]})" if foreign else f", and no {DESCRIPTION_NAME} says how"
-
-    def _check_expert_counts(self) -> None:
-        """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
-        spec, expected = self.config.spec, self.config.n_routed_experts
-        counts = {}
-        for layer in range(self.config.num_layers_with_mtp):
-            view = self._view(f"{spec.layer_prefix(layer)}{spec.router}.weight")
-            if self.config.is_moe(layer) and view is not None:
-                counts[layer] = view.shape[0]
-        others = sorted(layer for layer, count in counts.items() if count != expected)
-        if not others:
-            return
-        config, layer = self.directory / "config.json", others[0]
-        if len(set(counts.values())) == 1:
-            raise CheckpointError(
-                f"{config}: n_routed_experts is {expected}, but every layer has {counts[layer]}",
-                f"a pruned model (REAP)? Then write n_routed_experts: {counts[layer]}",
-            )
-        raise CheckpointError(
-            f"{self.directory}: layer {layer} has {counts[layer]} experts, config.json says n_routed_experts "
-            f"{expected} for all layers ({len(others)} of {len(counts)} differ): pruned unequally (REAP)?",
-            "engines run layers with one number of experts only: prune all alike, or take the original",
-        )
-
-    def _check_scale(self, view: TensorView, where: str) -> str:
-        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
-        name = self._scale_name(view.stored)
-        if name is None:
-            raise CheckpointError(f"{where} is FP8 but {view.stored}_scale_inv is missing", _AGAIN)
-        scale, rows = self.files.entries[name], view.shape[0]
-        expected: list[tuple[int, ...]] = [(-(-rows // FP8_BLOCK), -(-math.prod(view.shape[1:]) // FP8_BLOCK))]
-        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
-        if name.endswith("_scale"):
-            expected += [(), (1,), (rows,), (rows, 1)]
-        if scale.shape not in expected or block != [FP8_BLOCK, FP8_BLOCK]:
-            raise CheckpointError(
-                f"{where}{name.removeprefix(view.stored)} has shape {list(scale.shape)} for blocks of "
-                f"{shown(block)}, blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected[0])}",
-                ORIGINAL,
-            )
-        if scale.dtype not in _FLOATS:
-            raise CheckpointError(
-                f"{where}{name.removeprefix(view.stored)} is stored as {dtype_name(scale.dtype)}, not as a float",
-                ORIGINAL,
-            )
-        return name
-
-    def _scale_name(self, stored: str) -> str | None:
-        return next((stored + end for end in _SCALES if stored + end in self.files), None)
-
-    def _missing(self, name: str) -> CheckpointError:
-        module, spec = name.removesuffix(".weight"), self.config.spec
-        if foreign := foreign_part(module, self.files.entries):
-            return CheckpointError(
-                f"{self.directory}: tensor {name} is missing, {foreign[0]} is there: quantized already: {foreign[1]}",
-                ORIGINAL,
-            )
-        for file, shard in self.files.unlisted().items():
-            if name in shard.entries:
-                return CheckpointError(
-                    f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
-                )
-        message = f"{self.directory}: tensor {name} is missing"
-        layer, names = spec.layer_of(name), (*self.files.entries, *self._names.hub_names)
-        main = layer is not None and not self.config.is_mtp(layer)
-        if main and not any(entry.startswith(spec.layer_prefix(layer or 0)) for entry in names):
-            return CheckpointError(
-                f"{message}, with all of layer {layer}: config.json says num_hidden_layers "
-                f"{self.config.num_hidden_layers}",
-                "config.json and weights belong to different models, or a shard is not in the index",
-            )
-        for prefix in self.config.mtp_prefixes:
-            if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
-                return CheckpointError(
-                    f"{message}, with all of MTP layer {spec.layer_of(name)}: transformers drops it when it saves a "
-                    "model",
-                    "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
-                )
-        return CheckpointError(message + self._of_experts(name), _AGAIN)
-
-    def _of_experts(self, name: str) -> str:
-        """Say how many experts the layer of a missing one has."""
-        spec = self.config.spec
-        before, prefix, _ = name.partition(f".{spec.experts_prefix}")
-        if not prefix:
-            return ""
-        numbers = {
-            int(number)
-            for entry in (*self.files.entries, *self._names.hub_names)
-            if entry.startswith(before + prefix)
-            and (number := entry[len(before + prefix) :].partition(".")[0]).isdecimal()
-        }
-        return (
-            f": layer {spec.layer_of(name)} has {len(numbers)} experts, config.json says n_routed_experts "
-            f"{self.config.n_routed_experts}"
-        )
-
-    def _view(self, name: str) -> TensorView | None:
-        """Find a weight; an absent MTP embedding or head is the main model's."""
-        if (view := self._names.find(name)) is not None:
-            return view
-        for prefix in self.config.mtp_prefixes:
-            for copy, original in self.config.spec.mtp_copies.items():
-                if name == f"{prefix}{copy}.weight":
-                    return self._names.find(f"{original}.weight")
-        return None
-
-    def _stored(self, name: str) -> TensorView:
-        view = self._view(name)
-        if view is None:
-            raise CheckpointError(f"{self.directory}: no tensor {name}", _AGAIN)
-        return view
+    directory: Path
+    raw: dict[str, Any]
+    config: ModelConfig
+    files: CheckpointDir
+    names: StoredNames
+    unlisted: list[str]
 
     @property
     def is_fp8(self) -> bool:
         """True if some of its weights are stored in FP8."""
-        return any(self.files.entries[name].dtype is torch.float8_e4m3fn for name in self.used)
+        return any(self.entry(name).dtype is torch.float8_e4m3fn for name in self.names.weights)
 
-    def hub_name(self, stored: str) -> str:
-        """The hub's name of a stored tensor; its own, if no rule knows it."""
-        return self._names.hub_name(stored)
+    @property
+    def used(self) -> set[str]:
+        """Stored names of all tensors that are weights, or scales of FP8 weights."""
+        stored = {view.stored for view in self.names.weights.values()}
+        fp8 = (name for name in stored if self.files.entries[name].dtype is torch.float8_e4m3fn)
+        return stored | {scale for name in fp8 if (scale := _scale_name(self.files, name)) is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names.weights
+
+    def _stored(self, name: str) -> TensorView:
+        if (view := self.names.weights.get(name)) is None:
+            raise CheckpointError(f"{self.directory}: no tensor {name}", _AGAIN)
+        return view
 
     def entry(self, name: str) -> TensorEntry:
         """The stored tensor that `name` is, or is a part of."""
@@ -242,8 +93,8 @@ class SourceCheckpoint:
 
     def _scale(self, view: TensorView, start: int, stop: int) -> torch.Tensor:
         """Scale of rows `start` to `stop` of an FP8 weight, fp32 [rows or 1, columns, 1 or more than there are]."""
-        name = self._scale_name(view.stored)
-        assert name is not None  # `_check_scale`
+        name = _scale_name(self.files, view.stored)
+        assert name is not None  # `open_source` checked
         scale = self.files.read(name).float()
         if scale.numel() == 1:
             return scale.reshape(1, 1)
@@ -255,3 +106,159 @@ class SourceCheckpoint:
         """Return the dtype for a float copy of `name`: its own, bf16 for FP8."""
         stored = self.entry(name).dtype
         return torch.bfloat16 if stored is torch.float8_e4m3fn else stored
+
+
+def open_source(directory: Path) -> Source:
+    """Read config.json, the index and all headers of a GLM-5 checkpoint, each once, and check that they fit.
+
+    Raises:
+        ConfigError, CheckpointError: what is missing or inconsistent, by file and tensor.
+    """
+    raw = read_config(directory)
+    config = parse_config(raw, directory / "config.json")
+    files = CheckpointDir(directory, config.spec.spelled)
+    mtp = {prefix + weight.tensor_name for prefix, weight in config.all_weights() if prefix in config.mtp_prefixes}
+    copies = {f"{prefix}{copy}.weight" for prefix in config.mtp_prefixes for copy in config.spec.mtp_copies}
+    complete = files.entries.keys() >= mtp - copies
+    unlisted = [] if complete else files.add_unlisted((*config.mtp_prefixes, "mtp."))
+    source = Source(directory, raw, config, files, find_weights(config, files.entries), unlisted)
+    _SourceChecks(source).run()
+    return source
+
+
+class _SourceChecks:
+    """Compares the headers of a source with what config.json describes."""
+
+    def __init__(self, source: Source) -> None:
+        self.directory, self.config, self.files, self.names = (
+            source.directory,
+            source.config,
+            source.files,
+            source.names,
+        )
+
+    def run(self) -> None:
+        self._check_expert_counts()
+        size = self.config.sizes
+        for prefix, weight in self.config.all_weights():
+            name = prefix + weight.tensor_name
+            view = self.names.weights.get(name)
+            if view is None:
+                raise self._missing(name)
+            entry = self.files.entries[view.stored]
+            where = f"{self.directory / self.files.file_of[view.stored]}: {view.stored}"
+            if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
+                by = self._by(view.stored.removesuffix(".weight"))
+                raise CheckpointError(
+                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized{by}", ORIGINAL
+                )
+            if view.shape != weight.shape(size):
+                raise CheckpointError(
+                    f"{where} has shape {list(view.shape)}, config.json says {list(weight.shape(size))}",
+                    "config.json and weights belong to different models",
+                )
+            if entry.dtype is torch.float8_e4m3fn:
+                self._check_scale(view, where)
+
+    def _by(self, module: str) -> str:
+        if (self.directory / DESCRIPTION_NAME).exists():
+            return f", with its types in {DESCRIPTION_NAME}"
+        foreign = foreign_part(module, self.files.entries)
+        return f": {foreign[1]} ({foreign[0]})" if foreign else f", and no {DESCRIPTION_NAME} says how"
+
+    def _check_expert_counts(self) -> None:
+        """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
+        spec, expected = self.config.spec, self.config.n_routed_experts
+        counts = {}
+        for layer in range(self.config.num_layers_with_mtp):
+            view = self.names.weights.get(f"{spec.layer_prefix(layer)}{spec.router}.weight")
+            if self.config.is_moe(layer) and view is not None:
+                counts[layer] = view.shape[0]
+        others = sorted(layer for layer, count in counts.items() if count != expected)
+        if not others:
+            return
+        config, layer = self.directory / "config.json", others[0]
+        if len(set(counts.values())) == 1:
+            raise CheckpointError(
+                f"{config}: n_routed_experts is {expected}, but every layer has {counts[layer]}",
+                f"a pruned model (REAP)? Then write n_routed_experts: {counts[layer]}",
+            )
+        raise CheckpointError(
+            f"{self.directory}: layer {layer} has {counts[layer]} experts, config.json says n_routed_experts "
+            f"{expected} for all layers ({len(others)} of {len(counts)} differ): pruned unequally (REAP)?",
+            "engines run layers with one number of experts only: prune all alike, or take the original",
+        )
+
+    def _check_scale(self, view: TensorView, where: str) -> None:
+        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
+        name = _scale_name(self.files, view.stored)
+        if name is None:
+            raise CheckpointError(f"{where} is FP8 but {view.stored}_scale_inv is missing", _AGAIN)
+        scale, rows = self.files.entries[name], view.shape[0]
+        expected: list[tuple[int, ...]] = [(-(-rows // FP8_BLOCK), -(-math.prod(view.shape[1:]) // FP8_BLOCK))]
+        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
+        if name.endswith("_scale"):
+            expected += [(), (1,), (rows,), (rows, 1)]
+        if scale.shape not in expected or block != [FP8_BLOCK, FP8_BLOCK]:
+            raise CheckpointError(
+                f"{where}{name.removeprefix(view.stored)} has shape {list(scale.shape)} for blocks of "
+                f"{shown(block)}, blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected[0])}",
+                ORIGINAL,
+            )
+        if scale.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{where}{name.removeprefix(view.stored)} is stored as {dtype_name(scale.dtype)}, not as a float",
+                ORIGINAL,
+            )
+
+    def _missing(self, name: str) -> CheckpointError:
+        module, spec = name.removesuffix(".weight"), self.config.spec
+        if foreign := foreign_part(module, self.files.entries):
+            return CheckpointError(
+                f"{self.directory}: tensor {name} is missing, {foreign[0]} is there: quantized already: {foreign[1]}",
+                ORIGINAL,
+            )
+        for file, shard in self.files.unlisted().items():
+            if name in shard.entries:
+                return CheckpointError(
+                    f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
+                )
+        message = f"{self.directory}: tensor {name} is missing"
+        layer, names = spec.layer_of(name), (*self.files.entries, *self.names.hub_names.values())
+        main = layer is not None and not self.config.is_mtp(layer)
+        if main and not any(entry.startswith(spec.layer_prefix(layer or 0)) for entry in names):
+            return CheckpointError(
+                f"{message}, with all of layer {layer}: config.json says num_hidden_layers "
+                f"{self.config.num_hidden_layers}",
+                "config.json and weights belong to different models, or a shard is not in the index",
+            )
+        for prefix in self.config.mtp_prefixes:
+            if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
+                return CheckpointError(
+                    f"{message}, with all of MTP layer {spec.layer_of(name)}: transformers drops it when it saves a "
+                    "model",
+                    "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
+                )
+        return CheckpointError(message + self._of_experts(name), _AGAIN)
+
+    def _of_experts(self, name: str) -> str:
+        """Say how many experts the layer of a missing one has."""
+        spec = self.config.spec
+        before, prefix, _ = name.partition(f".{spec.experts_prefix}")
+        if not prefix:
+            return ""
+        experts = {
+            int(expert)
+            for entry in (*self.files.entries, *self.names.hub_names.values())
+            if entry.startswith(before + prefix)
+            and (expert := entry[len(before + prefix) :].partition(".")[0]).isdecimal()
+        }
+        return (
+            f": layer {spec.layer_of(name)} has {len(experts)} experts, config.json says n_routed_experts "
+            f"{self.config.n_routed_experts}"
+        )
+
+
+def _scale_name(files: CheckpointDir, stored: str) -> str | None:
+    """The scale of an FP8 weight, by its stored name."""
+    return next((stored + end for end in _SCALES if stored + end in files), None)

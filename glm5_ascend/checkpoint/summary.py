@@ -10,7 +10,8 @@ from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
 from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_reader import flat_keys, spec_of
+from glm5_ascend.model.config_json import flat_keys, spec_of
+from glm5_ascend.model.config_values import check_counts
 
 MIXED = "mixed types"
 
@@ -41,25 +42,26 @@ def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> C
     """
     config = flat_keys(read_config(directory, error=error))
     spec = spec_of(config)
+    check_counts(config, spec, directory / "config.json")
     layers = config.get("num_hidden_layers", 0)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME
     if path.exists():
         content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR)
-    types = {key: kind for key, kind in content.items() if "." in key and isinstance(kind, str)}
+    types = {key: scheme for key, scheme in content.items() if "." in key and isinstance(scheme, str)}
     mtp = tuple(
         f"{spec.layers_prefix if spec else 'model.layers.'}{layers + i}."
         for i in range(config.get("num_nextn_predict_layers") or 0)
     )
     weights = {
-        key: kind for key, kind in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))
+        key: scheme for key, scheme in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))
     }
     return CheckpointSummary(
         directory=directory,
-        experts=only(kind for key, kind in weights.items() if ".mlp.experts." in key),
+        experts=only(scheme for key, scheme in weights.items() if ".mlp.experts." in key),
         attention=only(
-            kind
-            for key, kind in weights.items()
+            scheme
+            for key, scheme in weights.items()
             if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
         ),
         shared_indexers="shared" in (config.get("indexer_types") or ()),

@@ -35,8 +35,8 @@ def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str,
     Raises:
         TextError: unreadable file or record, by line.
     """
-    with opened(path) as (kind, file):
-        if kind == ".txt":
+    with opened(path) as (ending, file):
+        if ending == ".txt":
             for piece in pieces(iter(lambda: file.read(PIECE), "")):
                 yield "", tokenizer.encode(piece)
             return
@@ -55,8 +55,8 @@ def pieces(parts: Iterator[str]) -> Iterator[str]:
     space follows; else before the last single space between two words; else where it is full.
     """
     rest = ""
-    for part in parts:
-        rest += part
+    for text in parts:
+        rest += text
         start = 0
         while len(rest) - start > PIECE:
             cut = _cut(rest, start)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import torch
 
+    from glm5_ascend.model.config import ModelConfig
     from glm5_ascend.model.spec import Linear, ModelSpec
 
 FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
@@ -43,18 +46,18 @@ class Stored:
     """One stored tensor of a linear: suffix behind the module name, name of the dtype, shape."""
 
     suffix: str
-    kind: str
+    type_name: str
     shape: tuple[int, ...]
 
     @property
     def dtype(self) -> torch.dtype:
         import torch
 
-        return cast("torch.dtype", getattr(torch, self.kind))
+        return cast("torch.dtype", getattr(torch, self.type_name))
 
     @property
     def nbytes(self) -> int:
-        return _BYTES[self.kind] * math.prod(self.shape)
+        return _BYTES[self.type_name] * math.prod(self.shape)
 
 
 def stored_tensors(scheme: str, shape: tuple[int, int], module: str) -> tuple[Stored, ...]:
@@ -82,16 +85,31 @@ def partial_sums(module: str) -> int:
     return DOWN_PROJ_PARTIAL_SUMS if module.endswith("down_proj") else 1
 
 
-def not_runnable(spec: ModelSpec, module: str, part: Linear, scheme: str) -> str | None:
+def not_runnable(spec: ModelSpec, module: str, linear: Linear, scheme: str) -> str | None:
     """Say why no engine runs a linear in this type; None if one does."""
     routed = spec.is_routed(module)
-    if scheme != FLOAT and (part.why_float or part.name in spec.always_float):
-        return part.why_float or "the engine can run this module in FLOAT only"
+    if scheme != FLOAT and (linear.why_float or linear.name in spec.always_float):
+        return linear.why_float or "the engine can run this module in FLOAT only"
     if scheme == W4A8_DYNAMIC and not routed:
         return "W4A8_DYNAMIC exists for routed experts only"
     if scheme == W8A8 and routed:
         return "static W8A8 does not exist for routed experts"
     return None
+
+
+def mixed_types(config: ModelConfig, types: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(module, another one) of modules that the engine fuses into one, or judges by one of them, and that differ.
+
+    Args:
+        types: by full module name; modules that are not in it are left out. The other one has the group's usual type.
+    """
+    for layer in range(config.num_layers_with_mtp):
+        for group in config.fused_groups(layer):
+            typed = [module for module in group if module in types]
+            if len({types[module] for module in typed}) > 1:
+                usual = Counter(types[module] for module in typed).most_common(1)[0][0]
+                example = next(module for module in typed if types[module] == usual)
+                yield from ((module, example) for module in typed if types[module] != usual)
 
 
 def type_alias(spec: ModelSpec, module: str) -> str | None:

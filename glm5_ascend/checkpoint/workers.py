@@ -42,7 +42,9 @@ class Workers:
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._before)
 

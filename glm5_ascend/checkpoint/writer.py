@@ -61,8 +61,8 @@ class ShardWriter:
         self.total_bytes = sum(spec.nbytes for spec in specs)
         groups = _group([spec for spec in specs if spec.name not in alone], shard_bytes)
         files = [
-            (f"quant_model_weights-{number:05d}-of-{len(groups):05d}.safetensors", group)
-            for number, group in enumerate(groups, start=1)
+            (f"quant_model_weights-{index:05d}-of-{len(groups):05d}.safetensors", group)
+            for index, group in enumerate(groups, start=1)
         ]
         files += [(alone[spec.name], [spec]) for spec in specs if spec.name in alone]
         try:

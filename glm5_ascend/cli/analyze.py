@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
@@ -23,10 +21,10 @@ def register(app: typer.Typer) -> None:
 def run(options: AnalyzeOptions, output: Output) -> int:
     """Show where a recipe loses accuracy, by layer, module and expert; propose what to keep in more bits."""
     from glm5_ascend.cli.progress import ProgressBar, console
-    from glm5_ascend.fidelity import analyze
+    from glm5_ascend.fidelity.api import run_analysis
 
     with ProgressBar() as progress:
-        report = analyze(replace(options, progress=progress, on_prediction=progress.predicted))
+        report = run_analysis(options, progress)
     for note in report.analysis.notes:
         console.print(f"note: {note}", soft_wrap=True)
     output.write(report.to_dict(), report.lines())

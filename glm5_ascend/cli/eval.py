@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import typer
 
@@ -24,10 +23,9 @@ def register(app: typer.Typer) -> None:
 def run(options: EvaluateOptions, output: Output) -> int:
     """Measure the loss of a quantization: KL, top-1, flips, NLL, routing and answers against the source."""
     from glm5_ascend.cli.progress import ProgressBar
-    from glm5_ascend.fidelity import evaluate
+    from glm5_ascend.fidelity.api import run_evaluation
 
     with ProgressBar() as progress:
-        key = os.environ.get("OPENAI_API_KEY", "")
-        report = evaluate(replace(options, key=key, progress=progress, on_prediction=progress.predicted))
+        report = run_evaluation(options, progress, os.environ.get("OPENAI_API_KEY", ""))
     output.write(report.to_dict(), report.lines())
     return 0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from glm5_ascend.checkpoint.output import CHECKING
-from glm5_ascend.fidelity.prediction import Prediction
-from glm5_ascend.quantize.progress import RESUMING
+from glm5_ascend.quantize.progress import MEMORY, RESUMING
 from glm5_ascend.report.terminal import text_console
-from glm5_ascend.report.units import format_bytes, format_duration
+from glm5_ascend.report.units import format_bytes
 from glm5_kernels.registry import cache
 
 console = text_console(stderr=True)
@@ -22,28 +20,19 @@ class RemainingTime:
     """Estimate of the remaining time from the finished layers; one-time work such as compiling kernels does not count.
 
     The first call gives the start: 0, or the layers that an interrupted run has finished.
-
-    Attributes:
-        expected: predicted seconds of each layer, and last of what comes behind them; empty: all layers count alike.
     """
 
     def __init__(self) -> None:
-        self.expected: Sequence[float] = ()
-        self.start: tuple[float, float] | None = None  # (finished work, seconds) at the start of the run
+        self.start: tuple[float, float] | None = None  # (finished layers, seconds) at the start of the run
 
     def seconds(self, done: float, total: int) -> float | None:
-        """Remaining seconds; as predicted before the first layer is finished, or None."""
+        """Remaining seconds; None before anything is finished."""
         now = time.monotonic() - cache.compilation.seconds
-        work, whole = done, float(total)
-        if self.expected:
-            number = min(int(done), len(self.expected) - 1)
-            work = sum(self.expected[:number]) + (done - number) * self.expected[number]
-            whole = sum(self.expected)
-        if self.start is None or work <= self.start[0]:  # a resumed run reads its units first, and may have lost some
-            self.start = work, now
-            return whole - work if self.expected else None
+        if self.start is None or done <= self.start[0]:  # a resumed run reads its units first, and may have lost some
+            self.start = done, now
+            return None
         before, start = self.start
-        return (now - start) / (work - before) * (whole - work)
+        return (now - start) / (done - before) * (total - done)
 
 
 class ProgressBar:
@@ -70,23 +59,12 @@ class ProgressBar:
         if self.bar is not None:
             self.bar.stop()
 
-    def predicted(self, prediction: Prediction) -> None:
-        """Say what a job will need; the remaining time then follows the predicted shares of its layers."""
-        self.remaining.expected = prediction.layers
-        if not self.quiet:
-            threads = f"{prediction.threads} threads" if prediction.threads > 1 else "1 thread"
-            console.print(
-                f"predicted: {format_duration(prediction.seconds)} with {threads} at the rates measured here; "
-                f"peak memory {format_bytes(prediction.peak_rss_bytes)}; {format_bytes(prediction.read_bytes)} to read",
-                soft_wrap=True,
-            )
-
     def __call__(self, text: str, done: float, total: int) -> None:
         whole = done == int(done)
         left = self.remaining.seconds(done, total)
         if self.live:
             self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
-        if whole and (done > 0 or text.startswith((CHECKING, RESUMING))) and not self.quiet:
+        if whole and (done > 0 or text.startswith((CHECKING, RESUMING)) or MEMORY in text) and not self.quiet:
             eta = "" if left is None else f"eta {left:.0f} s  "
             console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,10 @@ def run(options: QuantizeOptions, output: Output) -> int:
     """Quantize GLM-5 to the format that vllm-ascend loads. Run the same command again to resume an interrupted run."""
     from glm5_ascend.cli.progress import ProgressBar
     from glm5_ascend.cli.quantize_output import show_plan
-    from glm5_ascend.quantize.api import quantize
+    from glm5_ascend.quantize.api import run_quantization
 
     with ProgressBar(output.quiet) as progress:
-        report = quantize(replace(options, progress=progress, on_plan=None if output.quiet else show_plan))
+        report = run_quantization(options, progress, None if output.quiet else show_plan)
     return _print_report(report, Path(options.source), output.json, output.quiet)
 
 

@@ -21,14 +21,14 @@ def show_plan(prepared: PreparedJob) -> None:
     table.add_column("type")
     table.add_column("weights", justify="right")
     table.add_column("output", justify="right")
-    for kind, scheme, count, nbytes in prepared.plan.summary():
-        table.add_row(kind, scheme, str(count), format_bytes(nbytes))
+    for modules, scheme, count, nbytes in prepared.plan.summary():
+        table.add_row(modules, scheme, str(count), format_bytes(nbytes))
     table.add_section()
     table.add_row("total", "", "", format_bytes(prepared.output_bytes))
     console.print(table)
-    for kind, sentences in (("note", prepared.notes), ("warning", prepared.warnings)):
+    for label, sentences in (("note", prepared.notes), ("warning", prepared.warnings)):
         for sentence in sentences:
-            console.print(f"{kind}: {sentence}", soft_wrap=True)
+            console.print(f"{label}: {sentence}", soft_wrap=True)
 
 
 def show_prediction(prediction: RunPrediction) -> None:

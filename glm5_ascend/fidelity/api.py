@@ -23,6 +23,7 @@ from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.fidelity.options import AnalyzeOptions, EvaluateOptions
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.model_card import add_accuracy, check_card
+from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
 from glm5_ascend.serve.client import Client, server_address
@@ -38,13 +39,18 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
         EvaluationError: arguments or models that cannot be compared. CheckFailedError: NaN or infinity.
         MissingEnvironmentError: a server does not answer.
     """
+    return run_evaluation(options)
+
+
+def run_evaluation(options: EvaluateOptions, progress: Progress = silent, key: str = "") -> EvaluationReport:
+    """`evaluate` for a caller that shows the progress; `key`: API key of the servers."""
     _check_eval_options(options)
     prompts = read_prompts(Path(options.prompts)) if options.prompts is not None else []
     addresses = [address for address in (options.url, options.against_url) if address is not None]
-    servers = [_client(address, options.model, options.key) for address in addresses]
+    servers = [_client(address, key) for address in addresses]
     report = EvaluationReport(options.url or str(options.directory), str(options.against or options.against_url))
     if options.against is not None:
-        _evaluate_text(report, options, Path(options.against), servers)
+        _evaluate_text(report, options, Path(options.against), servers, progress)
     if prompts:
         quantized, reference = (generate(server, prompts, options.max_tokens) for server in servers)
         report.prompts, report.generated = len(prompts), generation_metrics(prompts, reference, quantized)
@@ -59,24 +65,23 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
     return report
 
 
-def _evaluate_text(report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client]) -> None:
+def _evaluate_text(
+    report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client], progress: Progress
+) -> None:
     text, directory = _path(options.text), _path(options.directory)
     tokens = read_tasks(text, source, options.window, options.windows)
     prompts = retrieval_prompts(source, text, _parse_lengths(options.lengths))
     if directory is not None:
-        comparison = compare(
-            directory, source, tokens.windows, options.progress,
-            threads=options.threads, on_prediction=options.on_prediction, drafts=True,
-        )  # fmt: skip
+        comparison = compare(directory, source, tokens.windows, progress, drafts=True)
     else:
-        comparison = compare_served(servers[0], source, tokens.windows, options.progress, options.on_prediction)
+        comparison = compare_served(servers[0], source, tokens.windows, progress)
     report.rows, report.kl_is_bound = metrics(comparison), comparison.kl_is_bound
     report.window, report.windows = options.window, len(tokens.windows)
     report.window_kl, report.layers = comparison.kl.mean(1), comparison.layers
-    for task, numbers in tokens.by_task().items():
-        report.tasks[task] = metrics(comparison.select(numbers))
+    for task, windows in tokens.by_task().items():
+        report.tasks[task] = metrics(comparison.select(windows))
     if directory is not None:
-        report.tasks |= compare_long_contexts(directory, source, prompts, options.progress)
+        report.tasks |= compare_long_contexts(directory, source, prompts, progress)
 
 
 def _check_eval_options(options: EvaluateOptions) -> None:
@@ -107,8 +112,8 @@ def _parse_lengths(lengths: str | Sequence[int] | None) -> list[int]:
         raise EvaluationError(f"--lengths: {lengths!r} is no list of numbers", "such as 4096,16384,32768") from None
 
 
-def _client(address: str, model: str, key: str) -> Client:
-    client = Client(server_address(address), model, ANSWER_TIMEOUT_S, key)
+def _client(address: str, key: str) -> Client:
+    client = Client(server_address(address), "", ANSWER_TIMEOUT_S, key)
     return replace(client, model=client.entry()["id"])
 
 
@@ -123,6 +128,11 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
     Raises:
         Glm5Error: the first thing that would make the analysis fail, before the work where it can be known.
     """
+    return run_analysis(options)
+
+
+def run_analysis(options: AnalyzeOptions, progress: Progress = silent) -> AnalysisReport:
+    """`analyze` for a caller that shows the progress."""
     limit, out = parse_size(options.budget, "--budget"), _path(options.out)
     if out is not None:
         recipes.check_path(out)
@@ -134,7 +144,7 @@ def analyze(options: AnalyzeOptions) -> AnalysisReport:
         propose([], prepared.plan.output_bytes, limit)  # a budget that is too small is refused before the work
     elif out is not None:
         raise ConfigError("--out: a recipe is written for a budget or by rules", "give --budget as well")
-    report = AnalysisReport(run.analyze(prepared), prepared.plan.output_bytes)
+    report = AnalysisReport(run.analyze(prepared, progress), prepared.plan.output_bytes)
     if limit is not None:
         _propose(report, limit, out)
     return report

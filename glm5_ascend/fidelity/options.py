@@ -6,25 +6,15 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from glm5_ascend.fidelity.prediction import OnPrediction, unheard
 from glm5_ascend.options import Argument, Option, StrPath
 from glm5_ascend.quantize.options import CALIB, RECIPE, SAMPLES, SEQ_LEN, SOURCE
-from glm5_ascend.quantize.progress import Progress, silent
 
 SERVERS, OUTPUT = "Servers", "Output"
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of `evaluate`.
-
-    Attributes:
-        threads: cores to use; None for all.
-        model: name of the model on the servers; "" for the first that they serve.
-        key: API key of the servers.
-        progress: progress(text, done, total) in layers.
-        on_prediction: gets the predicted time and memory before the first layer.
-    """
+    """Options of `evaluate`."""
 
     directory: Annotated[StrPath | None, Argument("DIR", "Quantized checkpoint; left out with --url.")] = None
     _: KW_ONLY
@@ -55,23 +45,11 @@ class EvaluateOptions:
     max_tokens: Annotated[int, Option("Tokens of an answer, at most.", min=1, panel=SERVERS)] = 256
     html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
     card: Annotated[bool, Option("Put the figures into the model card of DIR.", panel=OUTPUT)] = False
-    threads: int | None = None
-    model: str = ""
-    key: str = ""
-    progress: Progress = silent
-    on_prediction: OnPrediction = unheard
 
 
 @dataclass(frozen=True)
 class AnalyzeOptions:
-    """Options of `analyze`.
-
-    Attributes:
-        threads: cores to use; None for all.
-        seed: seed of the random rotations.
-        progress: progress(text, done, total) in layers.
-        on_prediction: gets the predicted time and memory before the first layer.
-    """
+    """Options of `analyze`."""
 
     source: Annotated[StrPath, SOURCE]
     _: KW_ONLY
@@ -88,7 +66,3 @@ class AnalyzeOptions:
     calib: Annotated[StrPath | None, CALIB] = None
     samples: Annotated[int, SAMPLES] = 32
     seq_len: Annotated[int, SEQ_LEN] = 512
-    threads: int | None = None
-    seed: int = 1234
-    progress: Progress = silent
-    on_prediction: OnPrediction = unheard

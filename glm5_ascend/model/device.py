@@ -28,22 +28,25 @@ def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
     """
     if name == "cpu":
         return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
-        names = ", ".join(["cpu", *(f"{kind}, {kind}:N" for kind in kinds)])
-        several = f"one device is used: --device {name.partition(',')[0]}; " if "," in index and kind in kinds else ""
+    device_type, _, index = name.partition(":")
+    if device_type not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
+        names = ", ".join(["cpu", *(f"{device_type}, {device_type}:N" for device_type in kinds)])
+        several = (
+            f"one device is used: --device {name.partition(',')[0]}; " if "," in index and device_type in kinds else ""
+        )
         raise Glm5Error(f"--device {shown(name)}: unknown device", f"{several}give one of {names}")
-    if kind == "npu":
+    if device_type == "npu":
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():
         raise MissingEnvironmentError(f"--device {name}: this torch is no CUDA build", "install one, or --device cpu")
-    number = int(index or 0)
+    ordinal = int(index or 0)
     count = torch.accelerator.device_count()
-    if number >= count:
+    if ordinal >= count:
         raise MissingEnvironmentError(
-            f"--device {name}: no {kind.upper()} device {number}, torch sees {count}", f"run {_LISTS[kind]}"
+            f"--device {name}: no {device_type.upper()} device {ordinal}, torch sees {count}",
+            f"run {_LISTS[device_type]}",
         )
-    return torch.device(kind, number)
+    return torch.device(device_type, ordinal)
 
 
 def _load_torch_npu(name: str) -> None:

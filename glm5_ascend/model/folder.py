@@ -17,17 +17,6 @@ from glm5_ascend.files.untrusted import MAX_CONFIG_BYTES, read_json_object
 DESCRIPTION = "quant_model_description.json"
 ORIGINAL = "take the model's bf16, fp16 or FP8 checkpoint"
 _GIVE = "give the directory of a GLM-5 checkpoint"
-#: `quant_method` in config.json -> the tool or format, as its users call it.
-_METHODS = {
-    "aqlm": "AQLM", "ascend": "msModelSlim", "auto-round": "AutoRound", "auto_round": "AutoRound",
-    "intel/auto-round": "AutoRound", "autoround": "AutoRound", "awq": "AWQ", "bitnet": "BitNet",
-    "bitsandbytes": "bitsandbytes", "compressed-tensors": "compressed-tensors (llm-compressor)", "eetq": "EETQ",
-    "exl2": "EXL2 (ExLlamaV2)", "exl3": "EXL3 (ExLlamaV3)", "fp_quant": "FP-Quant", "gguf": "GGUF", "gptq": "GPTQ",
-    "gptqmodel": "GPTQ", "hqq": "HQQ", "modelopt": "NVIDIA ModelOpt", "modelopt_fp4": "NVIDIA ModelOpt",
-    "modelopt_mixed": "NVIDIA ModelOpt", "modelslim": "msModelSlim", "mxfp4": "MXFP4", "mxfp8": "MXFP8",
-    "nvfp4": "NVFP4", "quanto": "Quanto", "quark": "AMD Quark", "quip": "QuIP", "rtn": "RTN", "spqr": "SpQR",
-    "torchao": "torchao", "vptq": "VPTQ", "w4afp8": "W4AFP8", "w8a8_int8": "W8A8 INT8 (SGLang)",
-}  # fmt: skip
 #: Keys of bitsandbytes; its first versions wrote no `quant_method`.
 _BITSANDBYTES = {"load_in_4bit", "load_in_8bit"}
 #: FP8 weights with one scale for each block, row or tensor: read here.
@@ -74,10 +63,10 @@ def check_path(directory: Path) -> None:
 
 def _adapter(directory: Path) -> Glm5Error:
     content = read_json_object(directory / "adapter_config.json", max_bytes=MAX_CONFIG_BYTES, error=ConfigError)
-    kind, base = content.get("peft_type", "LoRA"), content.get("base_model_name_or_path")
+    peft_type, base = content.get("peft_type", "LoRA"), content.get("base_model_name_or_path")
     of = f" for {shown(base)}" if base else ""
     return ConfigError(
-        f"{directory}: a PEFT adapter ({shown(kind)}){of}, without the model's weights",
+        f"{directory}: a PEFT adapter ({shown(peft_type)}){of}, without the model's weights",
         "merge it into its base model (PEFT: merge_and_unload), then give the merged checkpoint",
     )
 
@@ -110,16 +99,16 @@ def refuse_other_formats(directory: Path, raw: Mapping[str, Any]) -> None:
 def _quantizations(directory: Path, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, file and key) of each quantization that is not read here."""
     inner = raw.get("text_config")
-    for prefix, part in (("", raw), ("text_config.", inner if isinstance(inner, dict) else {})):
+    for prefix, section in (("", raw), ("text_config.", inner if isinstance(inner, dict) else {})):
         for key in ("quantization_config", "compression_config"):
-            value = part.get(key)
-            if isinstance(value, dict) and (name := quantization_name(value, mlx="quantization" in part)):
+            value = section.get(key)
+            if isinstance(value, dict) and (name := quantization_name(value, mlx="quantization" in section)):
                 yield name, f"config.json: {prefix}{key}"
-        value = part.get("quantization")
+        value = section.get("quantization")
         if isinstance(value, dict) and "bits" in value:
             yield f"MLX, {shown(value['bits'])} bits", f"config.json: {prefix}quantization"
-        if isinstance(part.get("quantize"), str):
-            yield f"msModelSlim for MindIE ({shown(part['quantize'])})", f"config.json: {prefix}quantize"
+        if isinstance(section.get("quantize"), str):
+            yield f"msModelSlim for MindIE ({shown(section['quantize'])})", f"config.json: {prefix}quantize"
     for file, key in (
         ("hf_quant_config.json", "quantization"),
         ("quantize_config.json", ""),
@@ -153,18 +142,11 @@ def quantization_name(value: Mapping[str, Any], mlx: bool = False) -> str | None
         return None
     if method == "mlx":
         return _bits("MLX", value)
-    name = _METHODS.get(method.lower(), shown(method)) if isinstance(method, str) else "a format without quant_method"
+    name = shown(method) if isinstance(method, str) else "a format without quant_method"
     algorithm = value.get("quant_algo") or value.get("format") or _weight_type(value)
     if isinstance(algorithm, str) and algorithm:
-        return f"{_ALGORITHMS.get(algorithm, algorithm)[:60]} by {name}"
+        return f"{algorithm[:60]} by {name}"
     return _bits(name, value)
-
-
-#: Words of files -> the name that users know.
-_ALGORITHMS = {
-    "pack-quantized": "packed integers (W4A16, W8A16)", "int-quantized": "integers (W8A8)", "nvfp4-pack-quantized":
-    "NVFP4", "mxfp4-pack-quantized": "MXFP4", "mxfp8-quantized": "MXFP8", "marlin-24": "2:4 sparse integers",
-}  # fmt: skip
 
 
 def _weight_type(value: Mapping[str, Any]) -> str | None:

@@ -158,17 +158,17 @@ def attention(
     out = torch.empty(length, c.num_attention_heads, c.v_head_dim, device=x.device)
     heads = max(1, SCORES // length**2)  # without a fused kernel torch keeps [heads, S, S] scores
     for first in range(0, c.num_attention_heads, heads):
-        part = slice(first, first + heads)
-        shared_pe = k_pe[:, None].expand(-1, k_nope[:, part].shape[1], -1)
-        query = torch.cat([q_nope[:, part], q_pe[:, part]], dim=-1).transpose(0, 1)
-        key = torch.cat([k_nope[:, part], shared_pe], dim=-1).transpose(0, 1)
-        value = v[None, :, part].transpose(1, 2)
+        group = slice(first, first + heads)
+        shared_pe = k_pe[:, None].expand(-1, k_nope[:, group].shape[1], -1)
+        query = torch.cat([q_nope[:, group], q_pe[:, group]], dim=-1).transpose(0, 1)
+        key = torch.cat([k_nope[:, group], shared_pe], dim=-1).transpose(0, 1)
+        value = v[None, :, group].transpose(1, 2)
         for rows in _query_blocks(length):
             end = rows.stop
             mixed = F.scaled_dot_product_attention(
                 query[None, :, rows], key[None, :, :end], value[:, :, :end], selected[rows, :end]
             )
-            out[rows, part] = mixed[0].transpose(0, 1)
+            out[rows, group] = mixed[0].transpose(0, 1)
     return weights.linear("self_attn.o_proj", out.flatten(1)), selected
 
 
@@ -265,25 +265,6 @@ def mlp_entry(
 def unrouted_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
     """Run the dense MLP, or the shared experts of a MoE layer, on x [T, hidden]."""
     return mlp(config, weights, "mlp.shared_experts" if config.is_moe(layer) else "mlp", x)
-
-
-def whole_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-    """Run a layer's MLP with all its experts on x [T, hidden]: what it adds to the stream."""
-    out = unrouted_mlp(config, layer, weights, x)
-    if config.is_moe(layer):
-        weight, ids = route(config, weights, x)
-        for expert in ids.unique().tolist():
-            token, slot = torch.where(ids == expert)
-            out.index_add_(
-                0, token, mlp(config, weights, config.spec.expert_prefix(expert), x[token]) * weight[token, slot, None]
-            )
-    return out
-
-
-def mlp_block(config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    """Run the second half of a layer: add the MLP to the residual stream [T, hidden]."""
-    x, mixing = mlp_entry(config, layer, weights, hidden)
-    return streams.joined(mixing, hidden, whole_mlp(config, layer, weights, x))
 
 
 def mtp_input(

@@ -67,10 +67,10 @@ def delta_rule(
     state = torch.zeros(q.shape[1], q.shape[2], v.shape[2], device=q.device)
     out = torch.empty_like(v)
     for start in range(0, len(q), size):
-        part = slice(start, start + size)
-        heads_first = _Chunk(*(x[part].transpose(0, 1) for x in (q, k, v, g, beta[..., None])))
+        span = slice(start, start + size)
+        heads_first = _Chunk(*(x[span].transpose(0, 1) for x in (q, k, v, g, beta[..., None])))
         answer, state = _chunk(heads_first, state)
-        out[part] = answer.transpose(0, 1)
+        out[span] = answer.transpose(0, 1)
     return out
 
 

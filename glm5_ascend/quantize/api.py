@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.job import calibration_of, check_space, predict, prepare
+from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space, predict, prepare
 from glm5_ascend.quantize.msmodelslim import run_msmodelslim
 from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
 from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.quantize.pipeline import quantize as run
+from glm5_ascend.quantize.progress import Progress, silent
 
 
 @dataclass
@@ -44,7 +46,10 @@ class QuantizeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Data of `--json`, without its frame."""
-        rows = [{"modules": kind, "type": scheme, "count": n, "bytes": nbytes} for kind, scheme, n, nbytes in self.plan]
+        rows = [
+            {"modules": modules, "type": scheme, "count": n, "bytes": nbytes}
+            for modules, scheme, n, nbytes in self.plan
+        ]
         value: dict[str, Any] = {
             "dry_run": self.out is None, "recipe": self.recipe, "output_bytes": self.output_bytes, "plan": rows,
             "notes": self.notes, "warnings": self.warnings,
@@ -66,9 +71,16 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
         Glm5Error: what is wrong and what to do, before anything is written. StoppedError: Ctrl-C or SIGTERM; finished
             work is kept.
     """
-    prepared = prepare(options, options.progress)
-    if options.on_plan is not None:
-        options.on_plan(prepared)
+    return run_quantization(options)
+
+
+def run_quantization(
+    options: QuantizeOptions, progress: Progress = silent, on_plan: Callable[[PreparedJob], None] | None = None
+) -> QuantizeReport:
+    """`quantize` for a caller that shows the progress, and the plan before the work begins."""
+    prepared = prepare(options, progress)
+    if on_plan is not None:
+        on_plan(prepared)
     report = QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary())
     report.notes, report.warnings = prepared.notes, prepared.warnings
     if options.dry_run:
@@ -85,7 +97,7 @@ def quantize(options: QuantizeOptions) -> QuantizeReport:
         report.moved_aside = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
         return report
     try:
-        report.result = run(prepared, options.progress)
+        report.result = run(prepared, progress)
     except KeyboardInterrupt:
         raise StoppedError(f"{prepared.out} is not finished", "run the same command again to resume") from None
     return report

@@ -11,7 +11,7 @@ import torch
 
 from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source, open_source
 from glm5_ascend.checkpoint.workers import cores
 from glm5_ascend.checkpoint.writer import check_free_space
 from glm5_ascend.model.device import ON_HOST, find_device
@@ -36,7 +36,7 @@ class PreparedJob:
     out: Path
     recipe_path: Path
     recipe: Recipe
-    source: SourceCheckpoint
+    source: Source
     plan: QuantizationPlan
     output_bytes: int
     threads: int
@@ -59,7 +59,7 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     require_kernels(device.type)
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
-    source = SourceCheckpoint(Path(options.source))
+    source = open_source(Path(options.source))
     check_source(source)
     layers = source.config.num_layers_with_mtp
     out = Path(options.out)
@@ -129,9 +129,9 @@ def _notes(plan: QuantizationPlan, of_dataset: str, device: torch.device) -> lis
         notes.append("the recipe's rules for fall-backs were not applied: quantize with what analyze --out writes")
     if device.type != "cpu":
         notes.append(f"on {device}; on the host stay " + "; ".join(f"{what} ({why})" for what, why in ON_HOST.items()))
-    if source.renamed:
-        name, stored = next(iter(source.renamed.items()))
-        notes.append(f"{len(source.renamed)} weights are read under other names, such as {stored} for {name}")
+    if renamed := source.names.renamed:
+        name, stored = next(iter(renamed.items()))
+        notes.append(f"{len(renamed)} weights are read under other names, such as {stored} for {name}")
     if source.unlisted:
         notes.append(f"the MTP layer comes from {', '.join(source.unlisted)}, which the index does not list")
     return notes + [of_dataset] * bool(of_dataset)

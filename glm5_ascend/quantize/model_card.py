@@ -91,8 +91,8 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
 def _contents(plan: QuantizationPlan, *, sizes: bool) -> Iterable[str]:
     """Number and type of the modules; sizes of our own layout only, msModelSlim stores some FLOAT tensors wider."""
     yield "| modules | type | weights |" + " size |" * sizes + "\n|---|---|---|" + "---|" * sizes
-    for kind, scheme, count, size in plan.summary():
-        yield f"| {kind} | {scheme} | {count} |" + f" {format_bytes(size)} |" * sizes
+    for modules, scheme, count, size in plan.summary():
+        yield f"| {modules} | {scheme} | {count} |" + f" {format_bytes(size)} |" * sizes
     yield f"\nTensors: {format_bytes(plan.output_bytes)}.\n" if sizes else ""
 
 
@@ -133,9 +133,9 @@ def _code(text: str) -> str:
 
 def _base_model(source: Path) -> str | None:
     """The hub's name of the source, where its path is that of a hub's cache: models--ORG--NAME."""
-    for part in reversed(source.absolute().parts):
-        if re.fullmatch(r"models--[\w.-]+--[\w.-]+", part):
-            return "/".join(part.split("--")[1:3])
+    for folder in reversed(source.absolute().parts):
+        if re.fullmatch(r"models--[\w.-]+--[\w.-]+", folder):
+            return "/".join(folder.split("--")[1:3])
     return None
 
 

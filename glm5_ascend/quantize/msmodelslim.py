@@ -88,7 +88,7 @@ def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, d
         command = [program, "quant", "--model_type", MODEL_TYPE, "--model_path", source, "--save_path", work]
         command += ["--config_path", recipe_file, "--device", device]
         with log.open("w") as file:
-            code = subprocess.run([str(part) for part in command], stdout=file, stderr=file, check=False).returncode
+            code = subprocess.run([str(word) for word in command], stdout=file, stderr=file, check=False).returncode
         if code or not any(work.glob("*.safetensors")):
             raise CheckFailedError(f"msmodelslim ended with exit status {code}", f"its output is in {log}")
         _describe(prepared, calibration, work)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
-from glm5_ascend.quantize.progress import Progress, silent
 
 CALIBRATION, RUN = "Calibration", "Run"
 #: Options that `analyze` shares with `quantize`.
@@ -33,12 +31,7 @@ class Quantizer(StrEnum):
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """Options of `quantize`.
-
-    Attributes:
-        progress: progress(text, done, total) in layers, see `glm5_ascend.quantize.progress`.
-        on_plan: called with the `PreparedJob` before the work begins.
-    """
+    """Options of `quantize`."""
 
     source: Annotated[StrPath, SOURCE]
     out: Annotated[StrPath, Argument("OUT", "Directory to write; appears complete or not at all.")]
@@ -66,8 +59,6 @@ class QuantizeOptions:
         Option("cpu, npu, npu:N, cuda or cuda:N.", "NAME", default_text="cpu; npu with msModelSlim", panel=RUN),
     ] = None
     dry_run: Annotated[bool, Option("Check everything, print plan, time and memory; write nothing.", panel=RUN)] = False
-    progress: Progress = silent
-    on_plan: Callable[[Any], None] | None = None
 
     @property
     def compute_device(self) -> str:

@@ -137,7 +137,7 @@ def _work(
         raise
     finally:
         journal.close()
-    copy_serving_files(prepared.source.directory, checkpoint)
+    copy_serving_files(prepared.source.directory, prepared.source.raw, checkpoint)
     copy_file(prepared.recipe_path, checkpoint / RECIPE_NAME)
     write_json(checkpoint / schemes.DESCRIPTION_NAME, prepared.plan.description())
     check_only_known_files(checkpoint, files)

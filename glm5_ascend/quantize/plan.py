@@ -13,8 +13,15 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
-from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME, not_runnable, type_alias
+from glm5_ascend.checkpoint.source import Source
+from glm5_ascend.checkpoint.types import (
+    INDEXER_CACHE_SUFFIX,
+    INDEXER_CACHE_TYPE,
+    ROT_NAME,
+    mixed_types,
+    not_runnable,
+    type_alias,
+)
 from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
@@ -59,8 +66,9 @@ class QuantizationPlan:
         RecipeError: a module the engine cannot run as the recipe wants; names the module.
     """
 
-    def __init__(self, source: SourceCheckpoint, recipe: Recipe) -> None:
+    def __init__(self, source: Source, recipe: Recipe) -> None:
         self.source, self.config, self.recipe = source, source.config, recipe
+        check_literal_layers(recipe, self.config)
         self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
         self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
         if recipe.rotates and not self.config.spec.bases:
@@ -70,13 +78,19 @@ class QuantizationPlan:
             )
         self.linears: dict[str, LinearPlan] = {}
         self._sizes = self.config.sizes
-        for prefix, part in self.config.all_weights():
-            if isinstance(part, Linear):
-                self.linears[prefix + part.name] = self._decide(prefix + part.name, part, part.shape(self._sizes))
-        self._check_fused()
-        check_literal_layers(recipe, self.config)
+        for prefix, weight in self.config.all_weights():
+            if isinstance(weight, Linear):
+                self.linears[prefix + weight.name] = self._decide(
+                    prefix + weight.name, weight, weight.shape(self._sizes)
+                )
+        types = {name: linear.scheme for name, linear in self.linears.items()}
+        for module, other in mixed_types(self.config, types):
+            raise RecipeError(
+                f"recipe: {module} gets {types[module]}, {other} {types[other]}: they are one module in the engine",
+                "give all of them one type",
+            )
 
-    def _decide(self, module: str, part: Linear, shape: tuple[int, ...]) -> LinearPlan:
+    def _decide(self, module: str, weight: Linear, shape: tuple[int, ...]) -> LinearPlan:
         selected: LinearQuant | None = None
         for selects, step in self._steps:
             if selects(module):
@@ -89,14 +103,16 @@ class QuantizationPlan:
             return LinearPlan(schemes.FLOAT)
         scheme = selected.qconfig.scheme
         assert scheme is not None  # load_recipe checked
-        self._check_runnable(module, part, scheme, shape)
-        weight = selected.qconfig.weight
-        method = METHODS[weight.method]
-        return LinearPlan(scheme, method, weight.ext.get("step", 0) if method.needs_inputs else 0)
+        self._check_runnable(module, weight, scheme, shape)
+        quantizer = selected.qconfig.weight
+        method = METHODS[quantizer.method]
+        return LinearPlan(scheme, method, quantizer.ext.get("step", 0) if method.needs_inputs else 0)
 
-    def _check_runnable(self, module: str, part: Linear, scheme: str, shape: tuple[int, ...]) -> None:
-        if reason := not_runnable(self.config.spec, module, part, scheme):
-            raise RecipeError(f"recipe: {module}: {reason}", f'add "*{part.name}" to exclude, or give it another type')
+    def _check_runnable(self, module: str, weight: Linear, scheme: str, shape: tuple[int, ...]) -> None:
+        if reason := not_runnable(self.config.spec, module, weight, scheme):
+            raise RecipeError(
+                f"recipe: {module}: {reason}", f'add "*{weight.name}" to exclude, or give it another type'
+            )
         if scheme == schemes.W4A8_DYNAMIC and (shape[0] % 8 or shape[1] % DOWN_PROJ_PARTIAL_SUMS):
             raise RecipeError(
                 f"recipe: {module} {list(shape)}: INT4 needs rows in multiples of 8 and columns in multiples of "
@@ -104,27 +120,15 @@ class QuantizationPlan:
                 "use int8 weights here",
             )
 
-    def _check_fused(self) -> None:
-        """Modules the engine fuses must have one type; of the experts it reads only expert 0's."""
-        for layer in range(self.config.num_layers_with_mtp):
-            for group in self.config.fused_groups(layer):
-                kinds = {self.linears[module].scheme for module in group}
-                if len(kinds) > 1:
-                    raise RecipeError(
-                        f"recipe: {group[0]} and its siblings are one module in the engine but get "
-                        f"{', '.join(sorted(kinds))}",
-                        "give all of them one type",
-                    )
-
     def smoothing(self, layer: int, subgraphs: Iterable[Subgraph]) -> Iterator[SmoothPlan]:
         """Searches to run for `subgraphs` of one layer; pairs without a quantized target are left alone."""
         prefix = self.config.spec.layer_prefix(layer)
         for subgraph in subgraphs:
-            kinds = {self.linears[prefix + target].scheme for target in subgraph.targets} - {schemes.FLOAT}
+            types = {self.linears[prefix + target].scheme for target in subgraph.targets} - {schemes.FLOAT}
             for selects, step in self._smoothing:
-                if kinds and subgraph.kind in step.enable_subgraph_type and selects(prefix + subgraph.source):
+                if types and subgraph.kind in step.enable_subgraph_type and selects(prefix + subgraph.source):
                     # INT4 goes with AWQ, INT8 with smoothing; the search scores with the strictest type it serves.
-                    scheme = schemes.W8A8 if schemes.W8A8 in kinds else sorted(kinds)[0]
+                    scheme = schemes.W8A8 if schemes.W8A8 in types else sorted(types)[0]
                     steps = 0
                     if isinstance(step, FlexAwqSsz) and step.qconfig is not None:
                         steps = step.qconfig.weight.ext.get("step", 10)
@@ -145,7 +149,8 @@ class QuantizationPlan:
     def description(self) -> dict[str, object]:
         """Content of quant_model_description.json: types by tensor, by SGLang's names of linears, and the meta keys."""
         entries: dict[str, object] = {t.name: t.scheme for t in self.outputs() if t.scheme is not None}
-        main = {name: one.scheme for name, one in self.linears.items() if not name.startswith(self.config.mtp_prefixes)}
+        mtp = self.config.mtp_prefixes
+        main = {name: linear.scheme for name, linear in self.linears.items() if not name.startswith(mtp)}
         named = ((type_alias(self.config.spec, module), scheme) for module, scheme in main.items())
         entries |= {f"{alias}.weight": scheme for alias, scheme in named if alias is not None}
         static = schemes.W8A8 in entries.values()
@@ -161,8 +166,8 @@ class QuantizationPlan:
 
     def uses_inputs(self, prefix: str, parts: Iterable[Weight]) -> list[str]:
         """Names of the linears among `parts` whose rounding method needs their inputs."""
-        linears = [part for part in parts if isinstance(part, Linear)]
-        return [part.name for part in linears if self.linears[prefix + part.name].method.needs_inputs]
+        linears = [weight for weight in parts if isinstance(weight, Linear)]
+        return [weight.name for weight in linears if self.linears[prefix + weight.name].method.needs_inputs]
 
     def needs_statistics(self, layer: int) -> bool:
         """True if something in this layer is decided by calibration data."""
@@ -172,9 +177,9 @@ class QuantizationPlan:
             parts += self.config.spec.expert_linears(0)
         prefix = self.config.spec.layer_prefix(layer)
         static = any(
-            self.linears[prefix + part.name].scheme == schemes.W8A8
-            for part in self.config.backbone(layer)
-            if isinstance(part, Linear)
+            self.linears[prefix + weight.name].scheme == schemes.W8A8
+            for weight in self.config.backbone(layer)
+            if isinstance(weight, Linear)
         )
         return static or bool(self.uses_inputs(prefix, parts)) or any(True for _ in self.smoothing(layer, subgraphs))
 
@@ -185,8 +190,8 @@ class QuantizationPlan:
 
     def outputs(self) -> Iterator[OutputTensor]:
         """All tensors of the output, in the order they are written."""
-        for prefix, part in self.config.all_weights():
-            yield from self.stored(prefix, part)
+        for prefix, weight in self.config.all_weights():
+            yield from self.stored(prefix, weight)
         if self.recipe.rotates:
             hidden = self.config.hidden_size
             yield OutputTensor(
@@ -199,13 +204,13 @@ class QuantizationPlan:
         rotation = 4 * self.config.hidden_size**2 if self.recipe.rotates else 0
         return sum(tensor.nbytes for tensor in self.outputs()) + rotation
 
-    def stored(self, prefix: str, part: Weight) -> Iterator[OutputTensor]:
+    def stored(self, prefix: str, weight: Weight) -> Iterator[OutputTensor]:
         """The tensors one part of the model becomes."""
-        module, name, shape = prefix + part.name, prefix + part.tensor_name, part.shape(self._sizes)
-        if isinstance(part, Vector):
+        module, name, shape = prefix + weight.name, prefix + weight.tensor_name, weight.shape(self._sizes)
+        if isinstance(weight, Vector):
             # fp32 as msModelSlim writes them: a smoothed gain must not be rounded twice.
             yield OutputTensor(name, torch.float32, shape, schemes.FLOAT)
-        elif isinstance(part, Parameter) or self.linears[module].scheme == schemes.FLOAT:
+        elif isinstance(weight, Parameter) or self.linears[module].scheme == schemes.FLOAT:
             yield OutputTensor(name, self.source.dtype(name), shape, schemes.FLOAT)
         else:
             scheme = self.linears[module].scheme

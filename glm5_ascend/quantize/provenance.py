@@ -15,7 +15,7 @@ import torch
 
 import glm5_ascend
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, sha256
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import printable
 from glm5_ascend.model.device import cpu_facts
@@ -30,7 +30,7 @@ _ON_HOST = ("gptq_inverse_factors", "gptq_round")  # whatever the device is
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
-def shard_facts(source: SourceCheckpoint) -> dict[str, dict[str, Any]]:
+def shard_facts(source: Source) -> dict[str, dict[str, Any]]:
     """Size and header hash of every shard: names, dtypes and shapes without reading a terabyte twice."""
     facts = {}
     for name, shard in sorted(source.files.shards.items()):
@@ -50,7 +50,7 @@ def require_kernels(device: str) -> str:
 
 
 def inputs(
-    source: SourceCheckpoint, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
+    source: Source, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
     """Everything the output's bytes depend on."""
     device = options.compute_device.partition(":")[0]
@@ -82,7 +82,7 @@ def inputs(
     }
 
 
-def identity(job_inputs: dict[str, Any], source: SourceCheckpoint) -> dict[str, Any]:
+def identity(job_inputs: dict[str, Any], source: Source) -> dict[str, Any]:
     """Identity of a run, which a resumed run must share: the output's `inputs`, and no shard touched since."""
     resolved = job_inputs["source"] | {"path": printable(os.path.realpath(source.directory))}
     stamps = {name: shard.path.stat().st_mtime_ns for name, shard in sorted(source.files.shards.items())}

@@ -129,7 +129,7 @@ def check_literal_layers(recipe: Recipe, config: ModelConfig) -> None:
 
 def _numbers(selection: Selection) -> set[int]:
     patterns = (*selection.include, *selection.exclude)
-    return {int(number) for pattern in patterns for number in _LITERAL.findall(pattern)}
+    return {int(layer) for pattern in patterns for layer in _LITERAL.findall(pattern)}
 
 
 def _list(numbers: set[int]) -> str:

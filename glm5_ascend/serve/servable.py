@@ -9,7 +9,8 @@ from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.model.config_file import indexer_schedule, load_config, read_config, schedule_keys
+from glm5_ascend.model.config_file import load_config, read_config
+from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.plugin.description import QuantDescription, check_group_size
 
@@ -42,21 +43,21 @@ def check_directory(directory: Path) -> CheckpointSummary:
 def _check_float(directory: Path) -> None:
     """Check a checkpoint that is not quantized as `quantize` does, and that an engine knows its names."""
     from glm5_ascend.checkpoint.checks.source import check_source
-    from glm5_ascend.checkpoint.source import SourceCheckpoint
+    from glm5_ascend.checkpoint.source import open_source
 
-    source = SourceCheckpoint(directory)
+    source = open_source(directory)
     check_source(source)
     if on_ascend():  # our plugin adds what vLLM needs to config.json on a CPU only
-        require_sound_config(directory, read_config(directory))
+        require_sound_config(directory, source.raw)
     if source.is_fp8:
         raise CheckpointError(
             f"{directory}: FP8 weights, which neither an Atlas A2 or A3 nor vLLM on a CPU multiplies",
             f"quantize it: glm5-ascend quantize {directory} OUT",
         )
-    if source.renamed:
-        name, stored = next(iter(source.renamed.items()))
+    if renamed := source.names.renamed:
+        name, stored = next(iter(renamed.items()))
         raise CheckpointError(
-            f"{directory}: {len(source.renamed)} weights have names that no engine knows: {stored}, the hub has {name}",
+            f"{directory}: {len(renamed)} weights have names that no engine knows: {stored}, the hub has {name}",
             "glm5-ascend quantize reads them and writes the hub's names; to serve it in float, rename them",
         )
 

@@ -10,12 +10,11 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report, WeightError
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, served_config
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_reader import flat_keys
+from glm5_ascend.model.config_json import flat_keys
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Parameter, Weight
 from glm5_ascend.verify.checked import Checked
@@ -35,7 +34,7 @@ from glm5_ascend.verify.tolerances import LIMITS, WeightComparison
 _FREE_KEYS = {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "quantization_config"}
 
 
-def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -> None:
+def compare_source(checked: Checked, source: Source, report: Report) -> None:
     """Fill `report.errors_by_tensor` and report every weight that is not its source's."""
     report.errors_by_tensor = []
     if not _check_config(checked.checkpoint, source, report):
@@ -53,8 +52,8 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
 
     def compare(unit: Unit) -> _UnitComparison:
         comparison = _UnitComparison(checked, expected, unit, report)
-        for part in unit.weights:
-            comparison.part(part)
+        for weight in unit.weights:
+            comparison.compare(weight)
         return comparison
 
     skipped: list[str] = []
@@ -75,9 +74,9 @@ def compare_source(checked: Checked, source: SourceCheckpoint, report: Report) -
         _check_rot(checked, source, basis, report)
 
 
-def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report: Report) -> bool:
+def _check_config(checkpoint: LoadedCheckpoint, source: Source, report: Report) -> bool:
     """Compare config.json; return False if the sizes differ: then weights cannot be compared."""
-    theirs = flat_keys(served_config(read_config(source.directory)))
+    theirs = flat_keys(served_config(source.raw))
     ours, missing = checkpoint.raw, object()
     changed = sorted(
         k for k in (theirs.keys() | ours.keys()) - _FREE_KEYS if theirs.get(k, missing) != ours.get(k, missing)
@@ -94,7 +93,7 @@ def _check_config(checkpoint: LoadedCheckpoint, source: SourceCheckpoint, report
     return ours_as_theirs == source.config
 
 
-def _check_rot(checked: Checked, source: SourceCheckpoint, basis: Basis, report: Report) -> None:
+def _check_rot(checked: Checked, source: Source, basis: Basis, report: Report) -> None:
     checkpoint, rotation = checked.checkpoint, checked.global_rotation
     assert rotation is not None
     stored = checkpoint.read(ROT_NAME).float()
@@ -127,17 +126,17 @@ class _UnitComparison:
         }
         self._silent: dict[str, torch.Tensor] = {}  # by target module: bool [K], columns whose input is always zero
 
-    def part(self, part: Weight) -> None:
+    def compare(self, weight: Weight) -> None:
         """Compare one weight; an unreadable one is a finding."""
-        module, name = self.prefix + part.name, self.prefix + part.tensor_name
+        module, name = self.prefix + weight.name, self.prefix + weight.tensor_name
         if not self.checked.reads(name.rpartition(".")[0]):
             return
         try:
-            if isinstance(part, Linear):
-                self._linear(part, module)
-            elif isinstance(part, Parameter):
+            if isinstance(weight, Linear):
+                self._linear(weight, module)
+            elif isinstance(weight, Parameter):
                 self._same_values(name)
-            elif part.role != "norm":  # norms are part of the linears that read them
+            elif weight.role != "norm":  # norms are part of the linears that read them
                 self.unchanged(name)
         except CheckpointError as error:
             self.report.error("shard.damaged", error.message, tensor=module, fix=error.tip)
@@ -158,19 +157,19 @@ class _UnitComparison:
             why = f"does not match {self.report.against}: it is carried over, so every value must be the source's"
             self.report.error("against.mismatch", why, tensor=name, fix="copy the checkpoint again, or quantize again")
 
-    def _linear(self, part: Linear, module: str) -> None:
-        needed = {module, *(f"{self.prefix}{norm}.weight" for norm in part.norm)}
+    def _linear(self, linear: Linear, module: str) -> None:
+        needed = {module, *(f"{self.prefix}{norm}.weight" for norm in linear.norm)}
         scale = self._scales.get(module, torch.ones(1))
         if not needed <= self.checked.complete:
             return  # already reported
-        if scale is None or not self.expected.knows(part):
+        if scale is None or not self.expected.knows(linear):
             self.skipped.append(module)
             return
         scheme, pair, silent = self.checked.schemes[module], self._pairs.get(module), self._silent.get(module)
         selected = None if pair is None else self.checkpoint.config.source_rows(pair)
         tensors = read_linear(self.checkpoint, module, scheme, weight=False)
         comparison, moved = WeightComparison(), []
-        for first, last, reference in self.expected.rows(self.prefix, part, bool(selected) or silent is not None):
+        for first, last, reference in self.expected.rows(self.prefix, linear, bool(selected) or silent is not None):
             weight, bound = self._stored_rows(module, scheme, tensors, first, last)
             if pair is not None:
                 moved_rows = slice(None) if selected is None else torch.tensor(selected)

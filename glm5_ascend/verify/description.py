@@ -6,7 +6,6 @@ SGLang 0.5.23 reads only the types of the tensors.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
@@ -19,6 +18,7 @@ from glm5_ascend.checkpoint.types import (
     INDEXER_CACHE_TYPE,
     QUANTIZED,
     ROT_NAME,
+    mixed_types,
     not_runnable,
     type_alias,
 )
@@ -43,14 +43,14 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
         return {}
     _check_keys(checkpoint, description, report)
     schemes: dict[str, str] = {}
-    for prefix, part in checkpoint.config.all_weights():
-        if isinstance(part, Linear):
-            module = prefix + part.name
+    for prefix, weight in checkpoint.config.all_weights():
+        if isinstance(weight, Linear):
+            module = prefix + weight.name
             scheme = description.get(f"{module}.weight")
             schemes[module] = scheme if isinstance(scheme, str) and scheme in QUANTIZED else FLOAT
-            if reason := not_runnable(checkpoint.config.spec, module, part, schemes[module]):
+            if reason := not_runnable(checkpoint.config.spec, module, weight, schemes[module]):
                 _error(report, "not_runnable", f"{schemes[module]}: {reason}", f"{module}.weight", _EXCLUDE)
-        elif description.get(key := prefix + part.tensor_name, FLOAT) in QUANTIZED:
+        elif description.get(key := prefix + weight.tensor_name, FLOAT) in QUANTIZED:
             _error(report, "not_runnable", f"{description[key]}: norms and biases exist in FLOAT only", key)
     _check_siblings(checkpoint, schemes, report)
     _check_queries(checkpoint, schemes, report)
@@ -115,19 +115,12 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
 
 def _check_siblings(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
     """Check that fused modules have one type; of the experts the engine reads only the keys of expert 0."""
-    config, description = checkpoint.config, checkpoint.description or {}
-    for layer in range(config.num_layers_with_mtp):
-        for group in config.fused_groups(layer):
-            # Missing and unknown keys are reported elsewhere.
-            stated = [module for module in group if description.get(f"{module}.weight") in (FLOAT, *QUANTIZED)]
-            if not stated:
-                continue
-            usual = Counter(schemes[module] for module in stated).most_common(1)[0][0]
-            example = next(module for module in stated if schemes[module] == usual)
-            for module in stated:
-                if schemes[module] != usual:
-                    why = f"{schemes[module]}, but {example} is {usual}: the engine fuses them into one module"
-                    _error(report, "siblings", why, f"{module}.weight", "give all of them one type")
+    description = checkpoint.description or {}
+    # Missing and unknown keys are reported elsewhere.
+    stated = {m: scheme for m, scheme in schemes.items() if description.get(f"{m}.weight") in (FLOAT, *QUANTIZED)}
+    for module, other in mixed_types(checkpoint.config, stated):
+        why = f"{schemes[module]}, but {other} is {schemes[other]}: the engine fuses them into one module"
+        _error(report, "siblings", why, f"{module}.weight", "give all of them one type")
 
 
 def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report: Report) -> None:
@@ -160,12 +153,12 @@ def _check_meta(description: Mapping[str, object], types: Collection[str], confi
         if type(value) is not type(expected) or value != expected:
             stated = f"{value!r:.60}" if key in description else "missing"
             _key_error(report, key, f"is {stated}, expected {expected!r}: {why}", f"set {key} to {expected!r}")
-    for key, kind, form in (
+    for key, value_type, form in (
         ("is_rot_used", bool, "true or false"),
         ("optional", dict, "an object"),
         ("metadata", dict, "an object"),
     ):
-        if not isinstance(description.get(key, kind()), kind):
+        if not isinstance(description.get(key, value_type()), value_type):
             _key_error(report, key, f"is {description[key]!r:.60}, expected {form}")
     _check_model_type(description, types, report)
     _check_caches(description, config, report)

@@ -85,16 +85,16 @@ def _sglang_types(checked: Checked, report: Report) -> None:
                 file=DESCRIPTION_NAME,
                 fix="give these experts W8A8_DYNAMIC in the recipe, the widest type that it runs, and quantize again",
             )
-    for key, kind in (checkpoint.description or {}).items():
+    for key, scheme in (checkpoint.description or {}).items():
         dense = (
             key.endswith(".weight")
             and not checkpoint.config.spec.is_routed(key)
             and key.removesuffix(".weight") in checked.schemes
         )
-        if dense and kind not in LINEAR_TYPES:
+        if dense and scheme not in LINEAR_TYPES:
             report.error(
                 "engine.linear_type",
-                f"{kind!r:.40}: SGLang logs a line and loads the layer in float ({_MODELSLIM}:330)",
+                f"{scheme!r:.40}: SGLang logs a line and loads the layer in float ({_MODELSLIM}:330)",
                 tensor=key,
                 file=DESCRIPTION_NAME,
                 fix=f"one of {', '.join(LINEAR_TYPES)}: quantize again",
@@ -104,7 +104,7 @@ def _sglang_types(checked: Checked, report: Report) -> None:
 def _sglang_names(checked: Checked, report: Report) -> None:
     """Report types that SGLang does not find, because it drops a part of the names: the start ends at the experts."""
     spec, description = checked.checkpoint.config.spec, checked.checkpoint.description or {}
-    aliases = {module: type_alias(spec, module) for module, kind in checked.schemes.items() if kind != FLOAT}
+    aliases = {module: type_alias(spec, module) for module, scheme in checked.schemes.items() if scheme != FLOAT}
     missing = [alias for alias in aliases.values() if alias is not None and f"{alias}.weight" not in description]
     if missing:
         report.error(
@@ -139,7 +139,7 @@ def _sglang_notes(checked: Checked) -> list[EngineNote]:
     checkpoint, notes = checked.checkpoint, []
     config, description = checkpoint.config, checkpoint.description or {}
     main = checkpoint.config.spec.layer_prefix(config.num_hidden_layers)
-    experts = {kind for module, kind in checked.schemes.items() if config.spec.is_routed(module)}
+    experts = {scheme for module, scheme in checked.schemes.items() if config.spec.is_routed(module)}
     if W4A8_DYNAMIC in experts:
         notes.append(
             EngineNote(
@@ -148,7 +148,7 @@ def _sglang_notes(checked: Checked) -> list[EngineNote]:
                 "--moe-a2a-backend deepep, or --ep-size equal to --tp-size",
             )
         )
-    drafts = [kind for module, kind in checked.schemes.items() if module.startswith(main)]
+    drafts = [scheme for module, scheme in checked.schemes.items() if module.startswith(main)]
     if drafts and set(drafts) == {FLOAT}:
         notes.append(
             EngineNote(

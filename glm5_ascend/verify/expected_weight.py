@@ -14,7 +14,7 @@ import torch
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear
@@ -77,32 +77,32 @@ def find_basis(checked: Checked, report: Report) -> Basis | None:
 class ExpectedWeights:
     """Weights of `source` in the basis of `checkpoint`, before `ov` and `up-down` smoothing."""
 
-    def __init__(self, source: SourceCheckpoint, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
+    def __init__(self, source: Source, checkpoint: LoadedCheckpoint, basis: Basis) -> None:
         self.source, self.checkpoint, self.basis = source, checkpoint, basis
 
-    def knows(self, part: Linear) -> bool:
+    def knows(self, linear: Linear) -> bool:
         """Return True if both sides of a linear can be rotated."""
         all_known = isinstance(self.basis, Rotations) or self.basis.rotation is None
-        return all_known or {part.basis_in, part.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
+        return all_known or {linear.basis_in, linear.basis_out} <= {FIXED, HIDDEN, HIDDEN_PAIR}
 
-    def rows(self, prefix: str, part: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
+    def rows(self, prefix: str, linear: Linear, whole: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (first row, end row, W_ref of these rows): an even number of rows, or all if `whole`."""
-        count, columns = part.shape(self.checkpoint.config.sizes)
+        count, columns = linear.shape(self.checkpoint.config.sizes)
         step = count if whole else max(ROWS // columns // 2, 1) * 2
-        read = step if part.basis_out == FIXED else count  # else rotation mixes rows
-        before, after = self._gains(prefix, part)
+        read = step if linear.basis_out == FIXED else count  # else rotation mixes rows
+        before, after = self._gains(prefix, linear)
         for start in range(0, count, read):
-            weight = self.source.read_rows(prefix + part.tensor_name, start, min(start + read, count)).mul_(before)
-            weight = self.basis.rotate_weight(weight, part.basis_in, part.basis_out)
+            weight = self.source.read_rows(prefix + linear.tensor_name, start, min(start + read, count)).mul_(before)
+            weight = self.basis.rotate_weight(weight, linear.basis_in, linear.basis_out)
             for first in range(0, len(weight), step):
                 rows = weight[first : first + step].mul_(after)
                 yield start + first, start + first + len(rows), rows
 
-    def _gains(self, prefix: str, part: Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        if not part.norm:
+    def _gains(self, prefix: str, linear: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+        if not linear.norm:
             return torch.ones(1), torch.ones(1)
-        source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in part.norm])
-        stored = torch.cat([self.checkpoint.read(f"{prefix}{norm}.weight").float() for norm in part.norm])
+        source = torch.cat([self.source.read(f"{prefix}{norm}.weight") for norm in linear.norm])
+        stored = torch.cat([self.checkpoint.read(f"{prefix}{norm}.weight").float() for norm in linear.norm])
         if self.basis is NO_ROTATION:
             # Not fused: equal gains cancel exactly, also where a dead channel has 0.
             ratio = torch.where(stored != 0, source / stored, (source == 0).float())

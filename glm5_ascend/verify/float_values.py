@@ -56,24 +56,24 @@ class FloatSums:
 
 def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
     """Check norms, and FLOAT linears that are all zero; only complete tensors."""
-    for prefix, part in checked.checkpoint.config.all_weights():
-        name = prefix + part.tensor_name
-        if isinstance(part, Vector):
-            if part.role in ("norm", "layernorm") and name in checked.complete:
-                _check_norm(checked, part, name, doubts)
-        elif prefix + part.name in checked.complete and name in doubts.empty_floats:
+    for prefix, weight in checked.checkpoint.config.all_weights():
+        name = prefix + weight.tensor_name
+        if isinstance(weight, Vector):
+            if weight.role in ("norm", "layernorm") and name in checked.complete:
+                _check_norm(checked, weight, name, doubts)
+        elif prefix + weight.name in checked.complete and name in doubts.empty_floats:
             dead = checked.checkpoint.config.spec.is_routed(name)  # experts that were never chosen exist
             why = "every weight is zero: " + ("a dead expert?" if dead else "the module computes nothing")
             doubts.doubt("value.all_zero", name, why, "warning" if dead else "error")
     _check_embeddings(checked, doubts)
 
 
-def _check_norm(checked: Checked, part: Vector, name: str, doubts: Doubts) -> None:
+def _check_norm(checked: Checked, weight: Vector, name: str, doubts: Doubts) -> None:
     gain = checked.checkpoint.read(name).float()
     negative = float((gain < 0).float().mean())
     if not bool(gain.any()):
         doubts.doubt("value.norm", name, "every gain is zero: what follows gets nothing")
-    elif part.role == "norm" and negative > _NEGATIVE:
+    elif weight.role == "norm" and negative > _NEGATIVE:
         doubts.doubt("value.norm", name, f"{negative:.0%} of the gains are negative")
     elif name == f"{checked.checkpoint.config.spec.final_norm}.weight" and checked.global_rotation is not None:
         off = float((gain - 1).abs().max())

@@ -16,11 +16,11 @@ from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config, read_config
-from glm5_ascend.model.config_reader import completed, flat_keys
+from glm5_ascend.model.config_file import parse_config, read_config
+from glm5_ascend.model.config_json import completed, flat_keys
 from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.
@@ -40,12 +40,14 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
         raise ConfigError(
             f"{directory / 'config.json'}: a link to the outside is not followed", "replace the link by the file"
         )
-    config = load_config(directory)
     raw = read_config(directory)
-    checkpoint = LoadedCheckpoint(directory, config, flat_keys(completed(raw)))
+    config = parse_config(raw, directory / "config.json")
+    full = completed(raw)
+    checkpoint = LoadedCheckpoint(directory, config, flat_keys(full))
     report.file_of = checkpoint.file_of
     quantized = os.path.lexists(directory / DESCRIPTION_NAME)
-    check_config(raw if quantized else served_config(raw), report)
+    served = raw if quantized else served_config(raw)
+    check_config(served, full if quantized else served, report)
     outside = check_tree(directory, report)
     try:
         checkpoint.description = _spelled_keys(checkpoint.read_json(DESCRIPTION_NAME), config, report)
@@ -74,7 +76,7 @@ def _spelled_keys(description: dict[str, object], config: ModelConfig, report: R
 def _check_source(directory: Path, report: Report) -> None:
     """Report why a checkpoint without a description is no source of a quantization either."""
     try:
-        SourceCheckpoint(directory)
+        open_source(directory)
     except CheckpointError as error:
         report.error("checkpoint.source", error.message, file=DESCRIPTION_NAME, fix=error.tip)
 

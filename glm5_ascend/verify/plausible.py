@@ -80,13 +80,13 @@ class Doubts:
         top = torch.maximum(high, -low)
         self._rows(name, scheme, high, low, top)
         self._lowest(name, rows, low)
-        kind, filled = _kind(module) + scheme, top > 0
+        group, filled = _kind(module) + scheme, top > 0
         scale = tensors.get("weight_scale")
         scales = tensors["deq_scale"] / tensors["input_scale"] if scale is None else scale.flatten()
         stored = f"{module}.{'deq_scale' if scale is None else 'weight_scale'}"
         if bool(filled.any()):
             middle, largest = float(scales[filled].median()), float(scales[filled].max())
-            self._sizes.append((module, kind, stored, middle))
+            self._sizes.append((module, group, stored, middle))
             if largest > _OUT_OF_LINE * middle > 0:
                 row = int(torch.where(filled, scales, 0).argmax())
                 self.doubt(
@@ -96,7 +96,7 @@ class Doubts:
         if not bool(filled.all()):
             empty = scales[~filled & (scales != 1)]
             if len(empty):
-                self._empty.append((module, kind, len(empty), float(empty.median())))
+                self._empty.append((module, group, len(empty), float(empty.median())))
 
     def _rows(self, name: str, scheme: str, high: torch.Tensor, low: torch.Tensor, top: torch.Tensor) -> None:
         """Report constant rows, and rows that use a small part of the range; high, low, top: int16 [N]."""
@@ -154,10 +154,10 @@ class Doubts:
         """Report what needs all tensors: outliers among the same modules, emptied rows, copies."""
         middles = {}
         kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        for _, kind, name, value in self._sizes:
-            kinds[kind].append((name, value))
-        for kind, members in kinds.items():
-            middle = middles[kind] = median(value for _, value in members)
+        for _, group, name, value in self._sizes:
+            kinds[group].append((name, value))
+        for group, members in kinds.items():
+            middle = middles[group] = median(value for _, value in members)
             for name, value in members if len(members) >= _ENOUGH_MEMBERS else ():
                 if not middle / _OUT_OF_LINE <= value <= middle * _OUT_OF_LINE:
                     self.doubt(
@@ -166,8 +166,8 @@ class Doubts:
                         f"its size is {value:.4g}, that of {len(members)} tensors of its kind {middle:.4g}",
                         "warning",
                     )
-        for module, kind, rows, scale in self._empty:
-            usual = middles.get(kind)
+        for module, group, rows, scale in self._empty:
+            usual = middles.get(group)
             if usual and usual / _LIKE_NEIGHBOURS <= scale <= usual * _LIKE_NEIGHBOURS:
                 self.doubt(
                     "value.emptied",
@@ -199,7 +199,7 @@ def _arranged(facts: list[Fact], modules: Mapping[str, int]) -> list[Fact]:
 def in_order(findings: list[CheckpointFinding], modules: Mapping[str, int]) -> list[CheckpointFinding]:
     """Return the findings about tensors of these modules, in the order of the modules' numbers."""
     numbered = [(modules.get((finding.tensor or "").rpartition(".")[0], -1), finding) for finding in findings]
-    return [finding for number, finding in sorted(numbered, key=lambda pair: pair[0]) if number >= 0]
+    return [finding for index, finding in sorted(numbered, key=lambda pair: pair[0]) if index >= 0]
 
 
 def _kind(name: str) -> str:

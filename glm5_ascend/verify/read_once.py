@@ -54,14 +54,14 @@ def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts:
     with Workers(min(cores(), max(len(by_size), 1))) as workers:
         reader = _Reader(checked, hashed, doubts, workers)
         workers.for_each(reader.shard, by_size)
-    position = {name: number for number, name in enumerate(checkpoint.entries)}
+    position = {name: index for index, name in enumerate(checkpoint.entries)}
     floats = sorted(reader.floats.findings, key=lambda finding: position[finding.tensor or ""])
     report.findings += floats
     checked.non_finite = {finding.tensor or "" for finding in floats}
     checked.complete -= checked.non_finite | {name.rpartition(".")[0] for name in checked.non_finite}
     quantized = [module for module, scheme in checked.schemes.items() if scheme != FLOAT and module in checked.complete]
-    order = {module: len(position) + number for number, module in enumerate(quantized)}
-    doubts.arrange({name.removesuffix(".weight"): number for name, number in position.items()} | order)
+    order = {module: len(position) + index for index, module in enumerate(quantized)}
+    doubts.arrange({name.removesuffix(".weight"): index for name, index in position.items()} | order)
     return Reading(in_order(reader.linears.findings, order), reader.hashes)
 
 

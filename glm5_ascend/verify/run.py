@@ -8,7 +8,7 @@ import torch
 
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.text_files import check_text_files, compare_text_files
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.options import with_options
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_source
@@ -47,7 +47,7 @@ def verify(options: VerifyOptions) -> Report:
     check_text_files(checkpoint, report)
     share = None if options.sample is None else Share.parse(options.sample)
     # A wrong `against` is reported before the long read.
-    source = None if other is None else SourceCheckpoint(other)
+    source = None if other is None else open_source(other)
     if checkpoint.description is None:
         report.unchecked.append("anything behind the description, which cannot be read")
         return report

@@ -63,7 +63,9 @@ class Share:
         for unit in units(config):
             kinds = ((_NUMBER.sub(".N.", name), schemes.get(name, FLOAT)) for name in unit.modules)
             alike[tuple(kinds)].append(unit)
-        small = (prefix + part.tensor_name for prefix, part in config.all_weights() if not isinstance(part, Linear))
+        small = (
+            prefix + weight.tensor_name for prefix, weight in config.all_weights() if not isinstance(weight, Linear)
+        )
         always = frozenset(name.rpartition(".")[0] for name in (ROT_NAME, *small))
         return always.union(
             module

@@ -26,12 +26,12 @@ def check_tensors(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report:
     checker = _StoredTensors(checkpoint, report, {s for s, count in stored.items() if 2 * count <= len(static)})
     size = checkpoint.config.sizes
     complete: set[str] = set()
-    for prefix, part in checkpoint.config.all_weights():
-        module, shape = prefix + part.name, part.shape(size)
-        scheme = schemes[module] if isinstance(part, Linear) else FLOAT
+    for prefix, weight in checkpoint.config.all_weights():
+        module, shape = prefix + weight.name, weight.shape(size)
+        scheme = schemes[module] if isinstance(weight, Linear) else FLOAT
         if scheme == FLOAT:
-            if checker.floating(prefix + part.tensor_name, shape):
-                complete.add(module if isinstance(part, Linear) else prefix + part.tensor_name)
+            if checker.floating(prefix + weight.tensor_name, shape):
+                complete.add(module if isinstance(weight, Linear) else prefix + weight.tensor_name)
         elif checker.linear(module, scheme, (shape[0], shape[1])):
             complete.add(module)
     _check_unexpected(checkpoint, checker.expected | {ROT_NAME}, report)

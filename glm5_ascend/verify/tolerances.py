@@ -89,10 +89,10 @@ class WeightComparison:
         bounds = (torch.full((n,), torch.inf) if bound is None else bound).numpy()
         rows, step = np.empty((4, n), np.float32), max(_BLOCK // columns, 1)
         for first in range(0, n, step):
-            part = slice(first, first + step)
+            span = slice(first, first + step)
             sums = np.zeros((3, columns), np.float32)
-            weight, expected = (tensor[part].contiguous().numpy() for tensor in (weight_rows, reference))
-            _add_squares(weight, expected, bounds[part], rows[:, part], sums)
+            weight, expected = (tensor[span].contiguous().numpy() for tensor in (weight_rows, reference))
+            _add_squares(weight, expected, bounds[span], rows[:, span], sums)
             self._columns = self._columns + sums.astype(np.float64)
         self._rows.append(rows)
 
@@ -141,8 +141,8 @@ def _add_squares(weight: Floats, reference: Floats, bounds: Floats, rows: Floats
 _Line = tuple[int, float, float]  # index, relative error, limit
 
 
-def _worse(one: _Line, other: _Line) -> _Line:
-    return max(one, other, key=lambda line: line[1] / line[2])
+def _worse(first: _Line, other: _Line) -> _Line:
+    return max(first, other, key=lambda line: line[1] / line[2])
 
 
 def _worst(error: torch.Tensor, weight: torch.Tensor, allowed: torch.Tensor, limit: float, floor: float) -> _Line:

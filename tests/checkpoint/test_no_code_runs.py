@@ -67,5 +67,5 @@ def test_the_tokenizer_neither_asks_nor_runs_it(trap: Path, tmp_path: Path) -> N
 def test_python_files_are_not_copied(trap: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    copy_serving_files(trap, out)
+    copy_serving_files(trap, json.loads((trap / "config.json").read_text()), out)
     assert (out / "tokenizer.json").is_file() and not list(out.rglob("*.py"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.model.config_file import read_config
 from glm5_ascend.model.folder import quantization_name
@@ -24,18 +24,18 @@ HF_QUANT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NV
 INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}
 #: (quantization_config, what is named)
 CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 by NVIDIA ModelOpt"),
-    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ by NVIDIA ModelOpt"),
-    ({"quant_method": "quark", "global_quant_config": FP4}, "MXFP4 by AMD Quark"),
-    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "AWQ, 4 bits"),
-    ({"quant_method": "gptq", "bits": 4}, "GPTQ, 4 bits"),
-    ({"quant_method": "auto-round", "bits": 4}, "AutoRound, 4 bits"),
-    ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": INT4}, "compressed-tensors"),
-    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": INT4}, "NVFP4 by comp"),
-    ({"quant_method": "exl3", "bits": 3.0}, "EXL3 (ExLlamaV3), 3.0 bits"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 by 'modelopt'"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ by 'modelopt'"),
+    ({"quant_method": "quark", "global_quant_config": FP4}, "MXFP4 by 'quark'"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "'awq', 4 bits"),
+    ({"quant_method": "gptq", "bits": 4}, "'gptq', 4 bits"),
+    ({"quant_method": "auto-round", "bits": 4}, "'auto-round', 4 bits"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": INT4}, "pack-quantized by"),
+    ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": INT4}, "nvfp4-pack"),
+    ({"quant_method": "exl3", "bits": 3.0}, "'exl3', 3.0 bits"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"load_in_8bit": True}, "bitsandbytes"),
-    ({"quant_method": "w4afp8"}, "W4AFP8"),
+    ({"quant_method": "w4afp8"}, "'w4afp8'"),
     ({"quant_method": "brand-new"}, "'brand-new'"),
     ({"bits": 4, "group_size": 64}, "a format without quant_method, 4 bits"),
 ]  # fmt: skip
@@ -153,7 +153,7 @@ def test_stored_dtypes_and_names_are_asked_before_shapes(suffix: str, extra: str
     packed(tensors, suffix, extra)
     save_file(tensors, tmp_path / "model" / SHARD)
     with pytest.raises(Glm5Error) as caught:
-        SourceCheckpoint(tmp_path / "model")
+        open_source(tmp_path / "model")
     assert words in caught.value.message and "bf16" in caught.value.tip
     for command in ("doctor", "serve"):
         assert_one_clear_line(in_process(command, tmp_path / "model"), 2, words)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.checks.source import check_source
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import SHARED_INDEXER, quantize_tiny, write_tiny_model
@@ -69,10 +69,10 @@ WRITERS: dict[str, Callable[[Tensors], Tensors]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_weight_is_read(writer: str, tmp_path: Path) -> None:
-    plain = SourceCheckpoint(write_tiny_model(tmp_path / "plain", index=False))
-    source = SourceCheckpoint(written(tmp_path / "other", WRITERS[writer]))
+    plain = open_source(write_tiny_model(tmp_path / "plain", index=False))
+    source = open_source(written(tmp_path / "other", WRITERS[writer]))
     check_source(source)  # nothing is left over
-    assert source.renamed
+    assert source.names.renamed
     for prefix, part in plain.config.all_weights():
         name = prefix + part.tensor_name
         assert torch.equal(source.read(name), plain.read(name)), name
@@ -93,7 +93,7 @@ def test_the_output_is_the_same(writer: str, tmp_path: Path) -> None:
 
 def test_flattened_indexers_of_sharing_layers_are_allowed(tmp_path: Path) -> None:
     extra = {"model.layers.3.self_attn.wk.weight": torch.ones(2)}
-    check_source(SourceCheckpoint(written(tmp_path / "a", lambda tensors: tensors | extra, **SHARED_INDEXER)))
+    check_source(open_source(written(tmp_path / "a", lambda tensors: tensors | extra, **SHARED_INDEXER)))
 
 
 def test_an_engine_does_not_know_them(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def lora(tensors: Tensors) -> Tensors:
 
 def test_an_adapter_that_was_not_merged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="LoRA adapter that was not merged") as caught:
-        check_source(SourceCheckpoint(written(tmp_path / "a", lora)))
+        check_source(open_source(written(tmp_path / "a", lora)))
     assert "merge" in caught.value.tip
 
 
@@ -157,7 +157,7 @@ def test_a_lost_expert_is_counted(tmp_path: Path) -> None:
         return {name: tensor for name, tensor in tensors.items() if ".layers.2.mlp.experts.3." not in name}
 
     with pytest.raises(CheckpointError, match=r"experts\.3\.gate_proj\.weight is missing: layer 2 has 3 experts"):
-        SourceCheckpoint(written(tmp_path / "a", lost))
+        open_source(written(tmp_path / "a", lost))
 
 
 # -- FP8 ----------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def in_fp8(scale_of: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype)
 def test_fp8_with_a_scale_of_rows_or_tensors(scales: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """As llm-compressor (FP8_DYNAMIC), FBGEMM and ModelOpt store it: weight * weight_scale."""
     directory = written(tmp_path / "a", in_fp8(SCALES[scales], dtype))
-    source = SourceCheckpoint(directory)
+    source = open_source(directory)
     check_source(source)
     tensors, name = stored(directory), "model.layers.1.mlp.experts.2.down_proj.weight"
     expected = tensors[name].float() * tensors[f"{name}_scale"].float().reshape(-1, 1)

@@ -145,11 +145,11 @@ def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path
         "text_config": {"quantization_config": {}, "x": 1},
     }
     (source / "config.json").write_text(json.dumps(config))
-    copy_serving_files(source, out)
+    copy_serving_files(source, config, out)
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "config.json"])
     assert (out / "tokenizer.model").read_bytes() == b"\x00tokenizer.model"
     assert json.loads((out / "config.json").read_text()) == {"model_type": "glm_moe_dsa", "text_config": {"x": 1}}
     plain = '{"model_type":   "glm_moe_dsa"}'
     (source / "config.json").write_text(plain)
-    copy_serving_files(source, out)
+    copy_serving_files(source, json.loads(plain), out)
     assert (out / "config.json").read_text() == plain  # byte for byte when nothing has to go

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.names import StoredNames
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.names import find_weights
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
 from tests.support.tiny_model import fp8_blocks, write_tiny_model
 
@@ -28,7 +30,7 @@ def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_plain_dtypes(tmp_path: Path, dtype: str) -> None:
-    source = SourceCheckpoint(write_tiny_model(tmp_path, dtype=dtype))
+    source = open_source(write_tiny_model(tmp_path, dtype=dtype))
     name = "model.layers.1.self_attn.q_a_proj.weight"
     stored = load_file(tmp_path / SHARD)[name]
     assert source.read(name).dtype is torch.float32
@@ -44,10 +46,10 @@ def test_fp8_blocks_with_a_cut_off_rest(tmp_path: Path, shape: tuple[int, int]) 
     stored, scale = fp8_blocks(weight)
     write_tiny_model(tmp_path, index=False)
     name = "model.embed_tokens.weight"  # any name: the shape is not checked when it is read
-    source = SourceCheckpoint(tmp_path)
+    source = open_source(tmp_path)
     edit(tmp_path, lambda t: t.update({name: stored, f"{name}_scale_inv": scale}))
-    source.files = type(source.files)(tmp_path)
-    source._names = StoredNames(source.config, source.files.entries)
+    files = CheckpointDir(tmp_path)
+    source = replace(source, files=files, names=find_weights(source.config, files.entries))
     weight_read = source.read(name)
     expected = torch.empty(n, k)
     for i in range(n):  # element by element, the definition
@@ -79,18 +81,18 @@ def test_a_wrong_scale_of_fp8(scale: torch.Tensor | None, message: str, tmp_path
 
     edit(write_tiny_model(tmp_path, dtype="fp8", index=False), change)
     with pytest.raises(CheckpointError, match=message):
-        SourceCheckpoint(tmp_path)
+        open_source(tmp_path)
 
 
 def test_fp8_in_other_blocks(tmp_path: Path) -> None:
     set_config(write_tiny_model(tmp_path, dtype="fp8"), {"quant_method": "fp8", "weight_block_size": [64, 64]})
     with pytest.raises(CheckpointError, match=r"for blocks of \[64, 64\]"):
-        SourceCheckpoint(tmp_path)
+        open_source(tmp_path)
 
 
 def test_fp8_without_scales(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is FP8 but"):
-        SourceCheckpoint(edit(write_tiny_model(tmp_path, dtype="fp8", index=False), drop_scales))
+        open_source(edit(write_tiny_model(tmp_path, dtype="fp8", index=False), drop_scales))
 
 
 def drop_scales(tensors: dict[str, torch.Tensor]) -> None:
@@ -104,7 +106,7 @@ def set_config(directory: Path, quantization: dict[str, Any]) -> None:
 
 
 def test_mtp_copies_may_be_absent(tmp_path: Path) -> None:
-    source = SourceCheckpoint(write_tiny_model(tmp_path, mtp_copies=False))
+    source = open_source(write_tiny_model(tmp_path, mtp_copies=False))
     assert torch.equal(source.read("model.layers.3.embed_tokens.weight"), source.read("model.embed_tokens.weight"))
     assert torch.equal(source.read("model.layers.3.shared_head.head.weight"), source.read("lm_head.weight"))
 
@@ -113,7 +115,7 @@ def test_mtp_copies_may_be_absent(tmp_path: Path) -> None:
 def test_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     edit(write_tiny_model(tmp_path, index=False), lambda t: t.pop(name))
     with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
-        SourceCheckpoint(tmp_path)
+        open_source(tmp_path)
 
 
 def test_wrong_shape_names_both(tmp_path: Path) -> None:
@@ -121,12 +123,12 @@ def test_wrong_shape_names_both(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"q_lora_rank": 32}))
     with pytest.raises(CheckpointError, match=r"q_a_proj.weight has shape \[64, 64\], config.json says \[32, 64\]"):
-        SourceCheckpoint(tmp_path)
+        open_source(tmp_path)
 
 
 def test_quantized_source_is_refused(tiny_w4a8: Path) -> None:
     with pytest.raises(CheckpointError, match="stored as int8: already quantized"):
-        SourceCheckpoint(tiny_w4a8)
+        open_source(tiny_w4a8)
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def split_mtp(tmp_path: Path) -> Path:
 
 
 def test_mtp_layer_in_a_shard_the_index_forgets(split_mtp: Path) -> None:
-    source = SourceCheckpoint(split_mtp)
+    source = open_source(split_mtp)
     assert source.unlisted == ["mtp.safetensors"]
     stored = load_file(split_mtp / "mtp.safetensors")
     for name in ("model.layers.3.eh_proj.weight", "model.layers.3.embed_tokens.weight"):
@@ -154,14 +156,14 @@ def test_a_stray_shard_replaces_nothing(split_mtp: Path) -> None:
     """The main model comes from the index alone, and a stray shard is not even opened if nothing is missing."""
     other = load_file(split_mtp / SHARD)
     save_file({name: tensor * 0 for name, tensor in other.items()}, split_mtp / "stale.safetensors")
-    source = SourceCheckpoint(split_mtp)
+    source = open_source(split_mtp)
     assert source.unlisted == ["mtp.safetensors"]
     assert torch.equal(source.read("lm_head.weight"), other["lm_head.weight"].float())
     (split_mtp / "stale.safetensors").write_bytes(b"no shard")
     index = split_mtp / "model.safetensors.index.json"
     files = dict.fromkeys(other, SHARD) | dict.fromkeys(load_file(split_mtp / "mtp.safetensors"), "mtp.safetensors")
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    assert SourceCheckpoint(split_mtp).unlisted == []
+    assert open_source(split_mtp).unlisted == []
 
 
 def test_index_that_forgets_the_main_model(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_index_that_forgets_the_main_model(tmp_path: Path) -> None:
     del content["weight_map"]["lm_head.weight"]
     index.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"more.safetensors: holds lm_head.weight, but the index does not list"):
-        SourceCheckpoint(tmp_path)
+        open_source(tmp_path)
 
 
 def test_mtp_layer_that_is_nowhere(split_mtp: Path) -> None:
@@ -179,5 +181,5 @@ def test_mtp_layer_that_is_nowhere(split_mtp: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"tensor model.layers.3.\S+ is missing, with all of MTP layer 3"
     ) as caught:
-        SourceCheckpoint(split_mtp)
+        open_source(split_mtp)
     assert "num_nextn_predict_layers to 0" in caught.value.tip

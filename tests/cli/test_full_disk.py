@@ -33,7 +33,6 @@ def largest_file(size: int) -> Iterator[None]:
 
 COMMANDS = {
     "demo model": (["demo-model", "OUT/deep/model"], 1_000_000),
-    "demo model with outliers": (["demo-model", "OUT/model", "--outliers", "32"], 1_000_000),
     "demo model in an empty folder": (["demo-model", "OUT"], 1_000_000),
     "render": (["deploy", "render", "--profile", "cpu", "--to", "shell", "--out", "OUT/deep/files"], 200),
     "plan": (["plan", "--model", "glm-5.1", "--quant", "w8a8c8", "--nodes", "4", "--html", "OUT/plan.html"], 5000),

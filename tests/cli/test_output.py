@@ -61,12 +61,6 @@ def test_progress_goes_to_stderr_one_line_per_layer(tiny_source: Path, tmp_path:
     assert done.stdout == ""
 
 
-def test_verify_exit_codes_and_json(tiny_w4a8: Path, tiny_source: Path) -> None:
-    done = glm5_ascend("verify", tiny_w4a8, "--against", tiny_source, "--json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"], report["exit_code"], report["command"]) == (0, True, 0, "verify")
-
-
 def test_no_error_line_has_an_escape_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert usage.report("a \x1b[2J\nok\u202e [red]x", "b\r\ud800", 2, []) == 2
     assert capsys.readouterr().err == "error: a \\x1b[2J\\nok\\u202e [red]x\n  fix: b\\r\\ud800\n"

@@ -39,19 +39,6 @@ def test_a_stopped_run_counts_from_where_it_goes_on(clock: Clock) -> None:
     assert remaining.seconds(6.5, 10) == pytest.approx(35)
 
 
-def test_layers_count_as_long_as_they_are_predicted_to_take(clock: Clock) -> None:
-    """A dense layer before MoE layers, and a head behind them."""
-    remaining = RemainingTime()
-    remaining.expected = (1.0, 9.0, 9.0, 3.0)
-    assert remaining.seconds(0, 3) == pytest.approx(22)
-    clock.now += 2  # the machine is half as fast as predicted
-    assert remaining.seconds(1, 3) == pytest.approx(42)
-    clock.now += 9
-    assert remaining.seconds(1.5, 3) == pytest.approx(16.5 * 2)
-    clock.now += 27
-    assert remaining.seconds(3, 3) == pytest.approx(6)
-
-
 def test_compiling_is_said_and_only_while_the_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
     before = cache.compilation.say
     with ProgressBar(quiet=False) as bar:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.training import evaluate, held_out, loading
-from glm5_ascend.demo_model import outliers, resources
+from benchmarks.training import evaluate, held_out, loading, outliers
+from glm5_ascend.demo_model import resources
 from glm5_ascend.errors import ConfigError, OutputError
 
 

@@ -18,7 +18,7 @@ from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_kernels import ops
 from tests.conftest import Quantized
-from tests.support.decoder_layer import decoder_layer
+from tests.support.decoder_layer import decoder_layer, mlp_block, whole_mlp
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 
@@ -74,9 +74,9 @@ def test_noise_is_what_the_layer_shows(tiny_source: Path, analysis: Analysis) ->
         x = layers.rms_norm(hidden, weights.vector("input_layernorm.weight"), config.rms_norm_eps)
         after = hidden + layers.attention(config, weights, x, selected, True)[0]
         gain = weights.vector("post_attention_layernorm.weight")
-        expected = layers.whole_mlp(config, layer, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
+        expected = whole_mlp(config, layer, weights, layers.rms_norm(after, gain, config.rms_norm_eps))
         rotated = layers.rms_norm(after @ rotation, torch.ones(config.hidden_size), config.rms_norm_eps)
-        output = layers.whole_mlp(config, layer, quantized, rotated) @ rotation.T
+        output = whole_mlp(config, layer, quantized, rotated) @ rotation.T
         ratios.append((output - expected).square().sum(-1) / (after + expected).square().sum(-1))
     mlp = [unit for unit in analysis.layers[layer].units if unit.modules[0].startswith("mlp.")]
     predicted = sum(unit.noise[unit.scheme] for unit in mlp)
@@ -94,7 +94,7 @@ def test_noise_of_flash_is_what_its_streams_show(tiny_quantized: Quantized, tiny
         hidden = streams.spread(config, source.embed(sequence))
         for layer in ratios:
             after, _ = layers.attention_block(config, layer, source.weights(layer), hidden)
-            hidden, output = (layers.mlp_block(config, layer, m.weights(layer), after) for m in (source, stored))
+            hidden, output = (mlp_block(config, layer, m.weights(layer), after) for m in (source, stored))
             ratios[layer].append((output - hidden).square().sum(-1) / hidden.square().sum(-1))
     for layer, ratio in ratios.items():
         assert {unit.modules[0].split(".")[0] for unit in measured.layers[layer].units} == {"mlp"}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import indexer_schedule, parse_config
+from glm5_ascend.model.config_file import parse_config
+from glm5_ascend.model.config_values import indexer_schedule
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from tests.support.command import assert_one_clear_line, in_process
@@ -81,9 +82,9 @@ def test_the_rules_decide(source: Path, base: list[Any], tmp_path: Path) -> None
     (wide,) = [layer for layer, value in lost.items() if value > most]
     assert "stays in 16 bits" in done.stdout
     recipe = load_recipe(out)
-    plan = QuantizationPlan(SourceCheckpoint(source), recipe)
+    plan = QuantizationPlan(open_source(source), recipe)
     assert plan.cache_layers() == [layer for layer in range(3) if layer != wide] and recipe.spec.fallback is None
-    before = QuantizationPlan(SourceCheckpoint(source), load_recipe(find_recipe(C8)))
+    before = QuantizationPlan(open_source(source), load_recipe(find_recipe(C8)))
     assert before.cache_layers() == [0, 1, 2]
     assert before.output_bytes < plan.output_bytes <= 1.02 * before.output_bytes
     moved = [name for name, planned in before.linears.items() if plan.linears[name] != planned]

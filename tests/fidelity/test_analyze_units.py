@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from glm5_ascend.checkpoint.schemes import FLOAT, W8A8, W8A8_DYNAMIC
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.analysis.recipe import with_fallbacks
 from glm5_ascend.fidelity.analysis.run import analyze, prepare
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
@@ -25,7 +25,7 @@ STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
 
 
 def plan_of(source: Path, recipe: Path) -> QuantizationPlan:
-    return QuantizationPlan(SourceCheckpoint(source), load_recipe(recipe))
+    return QuantizationPlan(open_source(source), load_recipe(recipe))
 
 
 def split_layers(plan: QuantizationPlan) -> list[int]:

@@ -43,7 +43,7 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert 0 < low < report["kl_mean"] < high < report["kl_p99"] <= report["kl_max"]
     assert len(report["layers"]) == 3 and report["layers"][0]["expert_agreement"] is None
     lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
-    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"] and "eta" in lines[0]
+    assert [line.split()[1] for line in lines] == ["0/3", "1/3", "2/3", "3/3"] and "eta" in lines[1]
     shown_text = assert_self_contained(html).text
     for part in ("glm5-ascend eval", "w4a8, SHA-256", str(text), "1234 (of the quantization", "upper end of its 95 %"):
         assert part in shown_text, part

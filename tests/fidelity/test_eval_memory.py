@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from tests.support.command import ROOT, environment
 
 WINDOW, WINDOWS = 48, 4
@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
     subprocess.run(
         [sys.executable, ROOT / "benchmarks/tools/make_model.py", out, *flags], check=True, env=environment()
     )
-    files = SourceCheckpoint(out).files
+    files = open_source(out).files
     for name, entry in files.entries.items():
         rows = 260 if name == "model.embed_tokens.weight" else entry.shape[0]  # the tokenizer has bytes only
         if name in (GATE, "model.embed_tokens.weight") or "layernorm" in name or name == "model.norm.weight":
@@ -53,7 +53,7 @@ def test_no_layer_no_head_and_no_two_experts_at_once(source: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     report, peak = json.loads(done.stdout.splitlines()[0]), 1024 * int(done.stdout.split()[-2])
     assert report["tokens"] == WINDOWS * (WINDOW - 1) and report["kl_max"] == 0
-    config = SourceCheckpoint(source).config
+    config = open_source(source).config
     expert = 4 * 3 * config.moe_intermediate_size * config.hidden_size
     dense = 4 * 3 * config.intermediate_size * config.hidden_size  # the largest piece
     head = 4 * config.vocab_size * config.hidden_size

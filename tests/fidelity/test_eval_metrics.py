@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.evaluation import head
 from glm5_ascend.fidelity.evaluation import stored_model as stored
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
@@ -105,7 +105,7 @@ def test_short_windows_have_no_indexer_to_compare(tiny_source: Path, tiny_w4a8: 
 def test_the_walk_is_the_plain_forward(options: dict[str, object], tmp_path: Path) -> None:
     """FP8 blocks, fp16, and layers that share an indexer: logits of a forward that reads the source by itself."""
     source = write_tiny_model(tmp_path / "source", **options)  # type: ignore[arg-type]
-    files = SourceCheckpoint(source)
+    files = open_source(source)
 
     class Weights:
         def __init__(self, layer: int) -> None:

@@ -1,4 +1,4 @@
-"""`eval` and `analyze` with any number of threads, what they read ahead, and what they predict."""
+"""`eval` and `analyze` with any number of threads, and what they read ahead."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from glm5_ascend.checkpoint import read_ahead
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.shards import Shard
-from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.fidelity import analyze
-from glm5_ascend.fidelity.evaluation import estimate, stored_layer, stored_model
+from glm5_ascend.checkpoint.source import Source, open_source
+from glm5_ascend.fidelity.analysis.report import AnalysisReport
+from glm5_ascend.fidelity.analysis.run import analyze, prepare
+from glm5_ascend.fidelity.evaluation import stored_layer, stored_model
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.fidelity.prediction import Prediction
+from glm5_ascend.fidelity.options import AnalyzeOptions
 from tests.support.command import in_process
 from tests.support.page_cache import cached, evict
 from tests.support.tiny_model import write_calibration, write_tiny_model
@@ -50,10 +50,8 @@ def test_eval_gives_the_same_bits(
 
 
 def test_analyze_gives_the_same_bits(tiny_source: Path, tmp_path: Path) -> None:
-    calib = write_calibration(tmp_path / "calib.jsonl")
-    one, many = (
-        analyze(tiny_source, calib=calib, samples=5, seq_len=64, threads=threads).to_dict() for threads in (1, 3)
-    )
+    options = AnalyzeOptions(tiny_source, calib=write_calibration(tmp_path / "calib.jsonl"), samples=5, seq_len=64)
+    one, many = (AnalysisReport(analyze(prepare(options), threads=threads), 0).to_dict() for threads in (1, 3))
     assert one == many
 
 
@@ -95,8 +93,8 @@ def test_reading_stays_a_bounded_way_ahead(memory: int, most: int, monkeypatch: 
     assert files.asked == taken == sizes
 
 
-@pytest.mark.parametrize("open_files", [SourceCheckpoint, CheckpointDir])
-def test_what_is_asked_for_is_the_tensor(open_files: Callable[[Path], CheckpointDir], tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_files", [open_source, CheckpointDir])
+def test_what_is_asked_for_is_the_tensor(open_files: Callable[[Path], Source | CheckpointDir], tmp_path: Path) -> None:
     """Also a tensor that is part of another; a file that is gone is said when it is read."""
     files = open_files(write_tiny_model(tmp_path / "source"))
     name = "model.layers.1.mlp.experts.1.up_proj.weight"
@@ -118,23 +116,9 @@ def test_all_of_a_large_tensor_is_read(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_prediction_follows_the_work(tiny_source: Path, tiny_w4a8: Path) -> None:
-    """No time is judged: more windows, and both models, only add work; memory is counted from shapes."""
-    models = [StoredModel(tiny_source), StoredModel(tiny_w4a8)]
-    few, many = (estimate.predict(models, WINDOWS[:1] * count, 1, drafts=True) for count in (1, 40_000))
-    assert few.seconds < many.seconds and few.peak_rss_bytes < many.peak_rss_bytes
-    assert few.read_bytes == sum(p.stat().st_size for m in models for p in m.directory.glob("*.safetensors")) - headers(
-        models
-    )
-    assert len(few.layers) == models[0].config.num_hidden_layers + 2  # head and drafts
-    assert len(estimate.predict(models, WINDOWS, 1, drafts=False).layers) == models[0].config.num_hidden_layers + 1
-
-
-def headers(models: list[StoredModel]) -> int:
-    return sum(shard.data_start for model in models for shard in model.stored.shards.values())
-
-
-def test_both_commands_say_it_before_the_first_layer(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path) -> None:
+def test_both_commands_say_their_memory_before_the_first_layer(
+    tiny_source: Path, tiny_w4a8: Path, tmp_path: Path
+) -> None:
     calib = write_calibration(tmp_path / "calib.jsonl")
     short = ["--windows", 2, "--window", 64, "--json"]
     for words in (
@@ -143,10 +127,6 @@ def test_both_commands_say_it_before_the_first_layer(tiny_source: Path, tiny_w4a
     ):
         done = in_process(*words)
         assert done.returncode == 0 and json.loads(done.stdout)["ok"], done.stderr
-        lines = [line for line in done.stderr.splitlines() if line.startswith(("predicted: ", "layer "))]
-        assert lines[0].startswith("predicted: ") and "peak memory" in lines[0] and "to read" in lines[0]
+        lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
+        assert lines[0].startswith("layer 0/3") and "predicted peak memory" in lines[0]
         assert lines[1].startswith("layer 1/3") and "eta " in lines[1]
-
-
-def test_a_prediction_is_a_value() -> None:
-    assert Prediction((1.0, 2.5), 2, 10, 20).seconds == 3.5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source, open_source
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
@@ -23,16 +23,16 @@ Change = Callable[[ModelConfig, Tensors, tuple[Linear | Vector, ...], int], None
 
 
 def test_size_without_a_matrix_names_the_config(tmp_path: Path) -> None:
-    config = SourceCheckpoint(write_tiny_model(tmp_path, v_head_dim=6)).config
+    config = open_source(write_tiny_model(tmp_path, v_head_dim=6)).config
     with pytest.raises(RecipeError, match=r"config\.json: quarot: no Hadamard matrix of size 6"):
         Rotations(config, 1)
-    ragged = SourceCheckpoint(write_tiny_model(tmp_path, q_lora_rank=48)).config
+    ragged = open_source(write_tiny_model(tmp_path, q_lora_rank=48)).config
     with pytest.raises(RecipeError, match="quarot needs q_lora to be a multiple of 32"):
         Rotations(ragged, 1)
 
 
 def test_every_basis_is_orthogonal(tiny_source: Path) -> None:
-    config = SourceCheckpoint(tiny_source).config
+    config = open_source(tiny_source).config
     rotations, c = Rotations(config, 1), config
     for basis, size in (
         (HIDDEN, c.hidden_size), (HIDDEN_PAIR, 2 * c.hidden_size),
@@ -47,7 +47,7 @@ def test_every_basis_is_orthogonal(tiny_source: Path) -> None:
 
 def test_seed_matters_and_repeats(tiny_source: Path) -> None:
     """torch's CPU generator looks at the low 32 bits of a seed: shifting ours out of them would make all runs alike."""
-    config = SourceCheckpoint(tiny_source).config
+    config = open_source(tiny_source).config
     one, again, other = (Rotations(config, seed).global_rotation() for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
@@ -64,13 +64,11 @@ class Weights:
         return self.tensors[name]
 
 
-def parts_of(source: SourceCheckpoint, prefix: str, parts: tuple[Linear | Vector, ...]) -> Tensors:
+def parts_of(source: Source, prefix: str, parts: tuple[Linear | Vector, ...]) -> Tensors:
     return {part.tensor_name: source.read(prefix + part.tensor_name).clone() for part in parts}
 
 
-def logits(
-    source: SourceCheckpoint, change: Change, rot: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(source: Source, change: Change, rot: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the main model and of the MTP layer on one sequence, weights changed layer by layer."""
     config = source.config
     ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(2))
@@ -90,7 +88,7 @@ def logits(
     return main, weights.linear("shared_head.head", out)
 
 
-def changed_layer(source: SourceCheckpoint, change: Change, layer: int) -> Weights:
+def changed_layer(source: Source, change: Change, layer: int) -> Weights:
     parts = tuple(source.config.layer_weights(layer))
     tensors = parts_of(source, source.config.spec.layer_prefix(layer), parts)
     change(source.config, tensors, parts, layer)
@@ -103,7 +101,7 @@ def keep(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ..
 
 @pytest.mark.parametrize("overrides", [{}, SHARED_INDEXER], ids=["glm5", "glm52"])
 def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: dict[str, object]) -> None:
-    source = SourceCheckpoint(write_tiny_model(tmp_path, dtype="float32", **overrides))
+    source = open_source(write_tiny_model(tmp_path, dtype="float32", **overrides))
     rotations = Rotations(source.config, 7)
 
     def rotated(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
@@ -122,7 +120,7 @@ def test_fused_and_rotated_model_computes_the_same(tmp_path: Path, overrides: di
 
 
 def test_fusing_alone_and_moving_scales_compute_the_same(tmp_path: Path) -> None:
-    source = SourceCheckpoint(write_tiny_model(tmp_path, dtype="float32"))
+    source = open_source(write_tiny_model(tmp_path, dtype="float32"))
 
     def smoothed(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:
         if layer < 0:

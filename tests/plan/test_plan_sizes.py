@@ -55,7 +55,7 @@ def test_other_quantizations_are_named(tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path / "source")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(CheckpointError, match=r"quantized already: AWQ \(config\.json"):
+    with pytest.raises(CheckpointError, match=r"quantized already: 'awq' \(config\.json"):
         from_directory(directory)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.quantize import quantize
+from glm5_ascend.quantize.api import run_quantization
+from glm5_ascend.quantize.options import QuantizeOptions
 from tests.support.command import in_process
 from tests.support.tiny_model import quantize_tiny, write_calibration
 
@@ -23,12 +25,8 @@ def test_python_and_command_make_the_same(tiny_source: Path, tmp_path: Path) -> 
     assert predicted.prediction is not None
     assert predicted.to_dict()["dry_run"]
     assert not list((tmp_path / "a").iterdir())
-    done = quantize(
-        str(tiny_source),
-        tmp_path / "a" / "out",
-        **small,
-        progress=lambda *event: heard.append(event),  # type: ignore[arg-type]
-    )
+    options = QuantizeOptions(str(tiny_source), tmp_path / "a" / "out", **small)  # type: ignore[arg-type]
+    done = run_quantization(options, lambda *event: heard.append(event))
     words = ["--recipe", "rtn-w4a8", "--calib", calib, "--samples", 2, "--seq-len", 16, "--json", "--quiet"]
     shown = json.loads(in_process("quantize", tiny_source, tmp_path / "b" / "out", *words).stdout)
     assert set(done.to_dict()) == set(shown) - {"schema_version", "command", "ok", "exit_code"}
@@ -45,7 +43,8 @@ def test_files_put_at_the_output_meanwhile_are_moved_aside(tiny_source: Path, tm
         out.mkdir()
         (out / "thesis.txt").write_text("mine")
 
-    done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, on_plan=put)
+    options = QuantizeOptions(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16)
+    done = run_quantization(options, on_plan=put)
     assert done is not None and done.result is not None and done.result.moved_aside is not None
     assert (done.result.moved_aside / "thesis.txt").read_text() == "mine"
     assert (out / "config.json").is_file() and not (out / "thesis.txt").exists()

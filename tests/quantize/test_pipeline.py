@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
@@ -58,7 +58,7 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
     """The rotated MTP layer computes from `rot @ hidden` the same as the source's MTP layer from its own hidden."""
     out = tiny_quantized("w4a8", fp32_source)
     models = [StoredModel(fp32_source), StoredModel(out)]
-    source, config = SourceCheckpoint(fp32_source), StoredModel(fp32_source).config
+    source, config = open_source(fp32_source), StoredModel(fp32_source).config
     hidden = torch.randn(12, config.hidden_size, generator=torch.Generator().manual_seed(3))
     normed = layers.rms_norm(hidden, source.read("model.norm.weight"), config.rms_norm_eps)
     rotation = load_file(out / "optional" / "quarot.safetensors")["global_rotation"]

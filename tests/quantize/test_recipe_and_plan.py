@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
@@ -48,7 +48,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     for source in (tiny_source, write_tiny_model(tmp_path / "52", **SHARED_INDEXER)):
-        plan = QuantizationPlan(SourceCheckpoint(source), recipe)
+        plan = QuantizationPlan(open_source(source), recipe)
         mtp = plan.config.num_hidden_layers
         assert {plan.linears[m].scheme for m in plan.linears if m.startswith(f"model.layers.{mtp}.")} == {"FLOAT"}
         attention = "W8A8" if name.startswith("w8a8") else "W8A8_DYNAMIC"
@@ -64,7 +64,7 @@ def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, na
 @pytest.mark.parametrize("name", ["w4a8", "w8a8", "w4a8-best", "w8a8-best", "w4a8-mlapo", "w4a8c8", "w8a8c8"])
 def test_no_calibrated_recipe_leaves_an_up_down_pair_rough(tiny_source: Path, name: str) -> None:
     """The input of a down_proj has the largest outliers: unsmoothed, seven times the KL where a model has some."""
-    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe(name)))
+    plan = QuantizationPlan(open_source(tiny_source), load_recipe(find_recipe(name)))
     for layer in range(plan.config.num_hidden_layers):
         pairs = [pair for pair in plan.config.subgraphs(layer) if pair.kind == "up-down"]
         pairs += plan.config.spec.expert_subgraphs(0) if plan.config.is_moe(layer) else []
@@ -111,7 +111,7 @@ def test_pair_without_a_type(write: Callable[..., Path]) -> None:
 
 
 def test_selectors_are_layer_numbers(tiny_source: Path) -> None:
-    config = SourceCheckpoint(tiny_source).config
+    config = open_source(tiny_source).config
     selects = Selector(
         Selection(include=("model.layers.{moe}.*", "model.layers.{dense}.mlp.*"), exclude=("*.up_proj",)), config
     )
@@ -129,7 +129,7 @@ def test_selectors_are_layer_numbers(tiny_source: Path) -> None:
 
 def test_gate_means_the_router_and_wk_the_indexer(tiny_source: Path) -> None:
     """`*gate` must not take gate_proj out, `*wk` must take indexer.wk out."""
-    selects = Selector(Selection(include=("*",), exclude=("*gate", "*wk")), SourceCheckpoint(tiny_source).config)
+    selects = Selector(Selection(include=("*",), exclude=("*gate", "*wk")), open_source(tiny_source).config)
     assert selects("model.layers.1.mlp.experts.0.gate_proj")
     assert not selects("model.layers.1.mlp.gate")
     assert not selects("model.layers.1.self_attn.indexer.wk")
@@ -146,8 +146,8 @@ REFUSED: list[tuple[str, list[dict[str, Any]]]] = [
     (r"o_proj: W4A8_DYNAMIC exists for routed experts only", [linear(DYNAMIC, INT4, "*o_proj")]),
     (r"shared_experts\..*routed experts only", [linear(DYNAMIC, INT4, "*shared_experts*")]),
     (r"experts\.0\.gate_proj: static W8A8 does not exist", [linear(STATIC, INT8, "*mlp.experts.*")]),
-    (r"q_a_proj and its siblings .* FLOAT, W8A8_DYNAMIC", [linear(DYNAMIC, INT8, "*q_a_proj")]),
-    (r"experts\.0\.gate_proj and its siblings", [linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=("*experts.2.*",))]),
+    (r"(q_a|kv_a)_proj.* one module", [linear(DYNAMIC, INT8, "*q_a_proj")]),
+    (r"experts\.2\..* one module", [linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=("*experts.2.*",))]),
     (
         r"two linear_quant steps disagree on .*o_proj",
         [linear(DYNAMIC, INT8, "*o_proj"), linear(STATIC, INT8, "*o_proj")],
@@ -160,18 +160,18 @@ def test_plan_refuses_what_the_engine_cannot_run(
     tiny_source: Path, write: Callable[..., Path], message: str, steps: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError, match=message) as error:
-        QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(write(*steps)))
+        QuantizationPlan(open_source(tiny_source), load_recipe(write(*steps)))
     assert "\n" not in error.value.message and error.value.tip
 
 
 def test_int4_needs_rows_of_eight(tmp_path: Path, write: Callable[..., Path]) -> None:
-    source = SourceCheckpoint(write_tiny_model(tmp_path / "odd", moe_intermediate_size=20))
+    source = open_source(write_tiny_model(tmp_path / "odd", moe_intermediate_size=20))
     with pytest.raises(RecipeError, match=r"gate_proj \[20, 64\]: INT4 needs rows in multiples of 8"):
         QuantizationPlan(source, load_recipe(write(linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=NOT_MTP))))
 
 
 def test_plan_promises_exactly_what_is_written(tiny_w4a8: Path, tiny_source: Path) -> None:
-    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w4a8")))
+    plan = QuantizationPlan(open_source(tiny_source), load_recipe(find_recipe("w4a8")))
     promised = {t.name: (t.dtype, t.shape) for t in plan.outputs()}
     stored: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for path in tiny_w4a8.glob("*.safetensors"):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
-from glm5_ascend.errors import RecipeError, TextError
+from glm5_ascend.checkpoint.source import open_source
+from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -80,23 +80,8 @@ def test_foreign_layer_numbers_are_refused(layer: str, tiny_source: Path, tmp_pa
     with pytest.raises(
         RecipeError, match=rf"layers {layer} are named.*the dense layers are 0 and the MTP layers 3"
     ) as e:
-        QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(path))
+        QuantizationPlan(open_source(tiny_source), load_recipe(path))
     assert "{mtp}" in e.value.tip
-
-
-def test_its_data_formats(tiny_source: Path, tmp_path: Path) -> None:
-    text = "Calibration text for every format. " * 4
-    files = {"a.json": json.dumps([text]), "b.jsonl": json.dumps({"inputs_pretokenized": text}), "c.txt": text}
-    encoded = []
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-        encoded.append(load_calibration(tmp_path / name, tiny_source, 320, 4, 64).sequences)
-    for sequences in encoded[1:]:
-        assert all((a == b).all() for a, b in zip(encoded[0], sequences, strict=True))
-    for name, content in {"d.json": "{}", "e.json": "[1,"}.items():
-        (tmp_path / name).write_text(content)
-        with pytest.raises(TextError, match=r"\.json:\d+: not"):
-            load_calibration(tmp_path / name, tiny_source, 320, 4, 64)
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +100,7 @@ def test_all_recipes_of_msmodelslim(
 ) -> None:
     """msModelSlim's INT recipes plan a model with GLM-5's 78 layers and MTP layer 78, and find their data sets."""
     monkeypatch.syspath_prepend(str(msmodelslim))
-    source = SourceCheckpoint(write_tiny_model(tmp_path / "source", num_hidden_layers=78, first_k_dense_replace=3))
+    source = open_source(write_tiny_model(tmp_path / "source", num_hidden_layers=78, first_k_dense_replace=3))
     files = sorted((msmodelslim / "msmodelslim/lab_practice/glm_5").glob("*.yaml"))
     assert len(files) == 7
     for path in files:

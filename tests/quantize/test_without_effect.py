@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.recipe import ALIASES, find_recipe, load_recipe
@@ -63,7 +63,7 @@ def test_shipped_recipes_say_nothing_in_vain(path: Path, tmp_path: Path) -> None
     """Also on a model without dense layers, without MTP layers, and with shared indexers."""
     models = ({}, {"first_k_dense_replace": 0}, {"num_nextn_predict_layers": 0}, SHARED_INDEXER)
     for number, keys in enumerate(models):
-        source = SourceCheckpoint(write_tiny_model(tmp_path / str(number), **keys))
+        source = open_source(write_tiny_model(tmp_path / str(number), **keys))
         assert without_effect(load_recipe(path), source.config) == []
 
 

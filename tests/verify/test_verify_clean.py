@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.training.outliers import plant
 from glm5_ascend.checkpoint.schemes import QUANTIZED
-from glm5_ascend.demo_model.outliers import plant
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import Report, verify
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model

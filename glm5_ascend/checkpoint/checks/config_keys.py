@@ -13,8 +13,8 @@ from typing import Any
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.model.config import SPECS
-from glm5_ascend.model.config_file import indexer_schedule, schedule_keys
-from glm5_ascend.model.config_reader import completed, flat_keys
+from glm5_ascend.model.config_json import completed, flat_keys
+from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.model.spec import ModelSpec
 
 CONFIG = "config.json"
@@ -29,12 +29,16 @@ DTYPES = ("bfloat16", "float16", "float32")
 _DEFAULT_DENSE = 3
 
 
-def check_config(raw: Mapping[str, Any], report: Report) -> None:
-    """Report keys that are left over, missing or contradictory."""
+def check_config(raw: Mapping[str, Any], full: Mapping[str, Any], report: Report) -> None:
+    """Report keys that are left over, missing or contradictory.
+
+    Args:
+        full: `raw` with the defaults of the keys that it leaves out, see `completed`.
+    """
     text_config = raw.get("text_config")
-    for where, part in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
+    for where, section in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
         for key in ("quantization_config", "compression_config"):
-            if key in part:
+            if key in section:
                 why = f"{where}{key} is present: the engine would never open {DESCRIPTION_NAME}"
                 _error(report, key, why, "remove it from a quantized checkpoint; an FP8 source needs it")
     spec = SPECS[raw["model_type"]]
@@ -45,8 +49,8 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
     if raw.get("auto_map"):
         why = "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
         _error(report, "auto_map", why)
-    _check_defaults(raw, spec, report)
-    keys = flat_keys(completed(raw))
+    _check_defaults(raw, full, spec, report)
+    keys = flat_keys(full)
     _check_dtype(keys, report)
     _check_experts(keys, spec, report)
     _check_rope(keys, report)
@@ -57,7 +61,7 @@ def check_config(raw: Mapping[str, Any], report: Report) -> None:
 def require_sound_config(directory: Path, raw: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for the first error of `check_config`; `raw` has passed `parse_config`."""
     report = Report(directory)
-    check_config(raw, report)
+    check_config(raw, completed(raw), report)
     report.raise_first_error(CONFIG)
 
 
@@ -65,14 +69,13 @@ def _error(report: Report, key: str, message: str, fix: str = "remove the key") 
     report.error(f"config.{key}", message, file=CONFIG, fix=fix)
 
 
-def _check_defaults(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
+def _check_defaults(raw: Mapping[str, Any], full: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
     """Report keys that transformers leaves out where they have its default: engines have other defaults."""
-    parts = ((spec.text_config, spec.defaults, flat_keys(raw)),
-             (spec.vision_config, spec.vision_defaults, raw.get(spec.vision_config or "", {})))  # fmt: skip
-    for part, defaults, keys in parts:
-        if missing := [key for key in defaults if key not in keys]:
-            why = f"{part} lacks {', '.join(missing[:8])}: engines have other defaults than transformers"
-            _error(report, str(part), why, "quantize again: the output states them")
+    for section in filter(None, (spec.text_config, spec.vision_config)):
+        stated = raw.get(section, {})
+        if missing := [key for key in full.get(section, {}) if key not in stated]:
+            why = f"{section} lacks {', '.join(missing[:8])}: engines have other defaults than transformers"
+            _error(report, section, why, "quantize again: the output states them")
 
 
 def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
@@ -108,7 +111,7 @@ def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> N
         _error(report, "moe_layer_freq", why)
     types = raw.get("mlp_layer_types")
     if spec.dense_key is not None and types is not None and raw.get(spec.dense_key) is None:
-        leading = next((i for i, kind in enumerate(types) if kind != "dense"), len(types))
+        leading = next((i for i, mlp_type in enumerate(types) if mlp_type != "dense"), len(types))
         if leading != _DEFAULT_DENSE or "dense" in types[leading:]:
             why = f"{spec.dense_key} is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
             _error(report, spec.dense_key, why, f"write {spec.dense_key}: {leading}")
@@ -117,20 +120,21 @@ def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> N
 def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
     rope = raw.get("rope_parameters") or {}
     if (scaling := raw.get("rope_scaling")) is not None:
-        kind = (scaling.get("rope_type") or scaling.get("type")) if isinstance(scaling, dict) else None
-        named = f" ({'YaRN' if kind == 'yarn' else repr(kind)[:40]})" if kind else ""
+        rope_type = (scaling.get("rope_type") or scaling.get("type")) if isinstance(scaling, dict) else None
+        named = f" ({'YaRN' if rope_type == 'yarn' else repr(rope_type)[:40]})" if rope_type else ""
         why = f"rope_scaling is present{named}: transformers puts it in the place of rope_parameters"
         _error(report, "rope_scaling", why)
     top, inner = raw.get("rope_theta"), rope.get("rope_theta")
     if top is not None and inner is not None and top != inner:
         why = f"rope_theta is {top!r:.40} outside and {inner!r:.40} inside rope_parameters: readers take either"
         _error(report, "rope_theta", why, "remove the one that is not the source's")
-    for where, part in (("", raw), ("rope_parameters.", rope)):
-        if part.get("partial_rotary_factor", 1) != 1:
-            why = f"{where}partial_rotary_factor is {part['partial_rotary_factor']!r:.40}: only a part would be rotated"
+    for where, section in (("", raw), ("rope_parameters.", rope)):
+        if section.get("partial_rotary_factor", 1) != 1:
+            factor = section["partial_rotary_factor"]
+            why = f"{where}partial_rotary_factor is {factor!r:.40}: only a part would be rotated"
             _error(report, "partial_rotary_factor", why)
     for key, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")), ("head_dim", ("qk_rope_head_dim",))):
-        expected = sum(raw[part] for part in parts)
+        expected = sum(raw[size] for size in parts)
         if raw.get(key) is not None and raw[key] != expected:
             report.warning(
                 f"config.{key}",
@@ -172,7 +176,7 @@ def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
                 fix="write indexer_types into config.json",
             )
         return
-    wrong = [i for i, kind in enumerate(types) if kind == "shared" and computes[i]]
+    wrong = [i for i, indexer in enumerate(types) if indexer == "shared" and computes[i]]
     if wrong:
         report.error(
             "config.indexer_schedule",
@@ -181,7 +185,7 @@ def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
             file=CONFIG,
             fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
         )
-    skipped = [i for i, kind in enumerate(types) if kind == "full" and not computes[i]]
+    skipped = [i for i, indexer in enumerate(types) if indexer == "full" and not computes[i]]
     if skipped:
         report.error(
             "config.indexer_schedule",

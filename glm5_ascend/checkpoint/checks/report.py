@@ -29,7 +29,7 @@ class CheckpointFinding:
 
     def line(self) -> str:
         """Format level, id, file, tensor and message as one printable line, without the fix."""
-        where = ": ".join(part for part in (self.file, self.tensor) if part)
+        where = ": ".join(word for word in (self.file, self.tensor) if word)
         return printable(f"{self.level} [{self.id}] {where + ': ' if where else ''}{self.message}")
 
 
@@ -148,7 +148,7 @@ class Report:
             shown[finding.id] += 1
             if shown[finding.id] <= LINES_PER_KIND:
                 out += [finding.line()] + ([printable(f"    fix: {finding.fix}")] if finding.fix else [])
-        out += [f"... {n - LINES_PER_KIND} more [{kind}]" for kind, n in shown.items() if n > LINES_PER_KIND]
+        out += [f"... {n - LINES_PER_KIND} more [{id}]" for id, n in shown.items() if n > LINES_PER_KIND]
         if quiet:
             return out
         out += self._error_lines()

@@ -8,10 +8,9 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.names import FOREIGN_PARTS
 from glm5_ascend.checkpoint.output import served_config
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_reader import flat_keys
+from glm5_ascend.model.config_json import flat_keys
 
 #: Ends of the names of tensors that public checkpoints carry and that are no weights: buffers computed from
 #: config.json; scales of an FP8 engine's activations and caches.
@@ -19,7 +18,7 @@ UNUSED = (".rotary_emb.inv_freq", ".input_scale", ".k_scale", ".v_scale")
 _SHOWN = 3
 
 
-def check_source(source: SourceCheckpoint) -> None:
+def check_source(source: Source) -> None:
     """Refuse a source whose output would not be the whole model.
 
     Raises:
@@ -31,7 +30,7 @@ def check_source(source: SourceCheckpoint) -> None:
     unknown = sorted(
         name
         for name in source.files.entries.keys() - source.used
-        if not name.endswith(UNUSED) and not source.hub_name(name).startswith(unused)
+        if not name.endswith(UNUSED) and not source.names.hub_names[name].startswith(unused)
     )
     if unknown:
         shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
@@ -45,11 +44,11 @@ def check_source(source: SourceCheckpoint) -> None:
         )
 
 
-def _check_texts(source: SourceCheckpoint) -> None:
+def _check_texts(source: Source) -> None:
     """Check config.json and the tokenizer's files as the output will have them."""
-    raw = served_config(read_config(source.directory))
+    raw = served_config(source.raw)  # nothing is left out of it
     report = Report(source.directory)
-    check_config(raw, report)
+    check_config(raw, raw, report)
     checkpoint = LoadedCheckpoint(source.directory, source.config, flat_keys(raw), entries=source.files.entries)
     check_stated_dtype(checkpoint, report)
     check_text_files(checkpoint, report)

@@ -77,13 +77,13 @@ def _check_processor(checkpoint: LoadedCheckpoint, report: Report) -> None:
         )
 
 
-def _read(checkpoint: LoadedCheckpoint, name: str, kind: str, report: Report) -> dict[str, Any] | None:
+def _read(checkpoint: LoadedCheckpoint, name: str, finding_id: str, report: Report) -> dict[str, Any] | None:
     if not (checkpoint.directory / name).exists() or not inside(checkpoint.directory / name, checkpoint.directory):
         return None  # reported where it matters
     try:
         return checkpoint.read_json(name)
     except CheckpointError as error:
-        report.error(kind, error.message, file=name, fix=COPY)
+        report.error(finding_id, error.message, file=name, fix=COPY)
         return None
 
 
@@ -100,8 +100,8 @@ def _generation_problems(checkpoint: LoadedCheckpoint, generation: dict[str, Any
         yield "eos_token_id is neither here nor in config.json: no answer ends"
     for key, (low, high) in _SAMPLING.items():
         value = generation.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (number and low <= value <= high and math.isfinite(value)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and low <= value <= high and math.isfinite(value)):
             yield f"{key} is {value!r:.40}: the engine refuses every request that does not give its own"
 
 
@@ -115,20 +115,20 @@ def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Repor
         if not inside(ours, checkpoint.directory) or (name == TEMPLATE and not theirs.is_file()):
             continue  # reported, and not opened; a template of one's own is none to compare
         if theirs.is_file() != ours.is_file() or (theirs.is_file() and not _same_bytes(theirs, ours)):
-            kind = "against.chat_template" if name == TEMPLATE else "against.tokenizer"
-            report.error(kind, "differs from the source's, or is in one of the two only", file=name, fix=COPY)
+            finding_id = "against.chat_template" if name == TEMPLATE else "against.tokenizer"
+            report.error(finding_id, "differs from the source's, or is in one of the two only", file=name, fix=COPY)
 
 
 def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report: Report) -> None:
     """Error where ids or end tokens differ; what a library writes of its own is free."""
     if not (source / name).is_file():
         return  # a source without one has nothing to compare
-    kind = "against.generation_config" if name == _GENERATION else "against.tokenizer"
+    finding_id = "against.generation_config" if name == _GENERATION else "against.tokenizer"
     if name in checkpoint.config.spec.processor_files:
-        kind = "against.processor"
+        finding_id = "against.processor"
     if not (checkpoint.directory / name).exists():
         if name not in (TOKENIZER, SETTINGS):  # reported by the check without a source
-            report.error(kind, "not found; the source has one", file=name, fix=COPY)
+            report.error(finding_id, "not found; the source has one", file=name, fix=COPY)
         return
     try:
         theirs, ours = read_json_object(source / name), checkpoint.read_json(name)
@@ -139,7 +139,7 @@ def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report:
     if changed:
         free = name == _GENERATION and "eos_token_id" not in changed  # sampling defaults are set on purpose
         say = report.warning if free else report.error
-        say(kind, f"differs from the source's in {', '.join(changed[:8])}", file=name, fix=COPY)
+        say(finding_id, f"differs from the source's in {', '.join(changed[:8])}", file=name, fix=COPY)
 
 
 def _same_bytes(first: Path, second: Path) -> bool:

@@ -88,7 +88,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, 
         return f"merges is {merges!r:.40}, no list"
     for merge in merges:
         parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(half, str) for half in parts):
             return f"{merge!r:.60} is no merge of two tokens"
         whole = "".join(parts)
         if not {*parts, whole} <= vocabulary.keys():
@@ -134,9 +134,9 @@ def check_settings(
 def _setting_problems(
     checkpoint: LoadedCheckpoint, settings: dict[str, Any], ids: dict[str, int] | None
 ) -> Iterator[str]:
-    kind = settings.get("tokenizer_class")
-    if kind is not None and not isinstance(kind, str):
-        yield f"tokenizer_class is {kind!r:.40}, no name"
+    tokenizer_class = settings.get("tokenizer_class")
+    if tokenizer_class is not None and not isinstance(tokenizer_class, str):
+        yield f"tokenizer_class is {tokenizer_class!r:.40}, no name"
     if settings.get("auto_map"):
         yield "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
     if ids is None:

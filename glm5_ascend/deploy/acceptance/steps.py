@@ -13,7 +13,8 @@ from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, Glm5Error, MissingEnvironmentError
-from glm5_ascend.fidelity.api import evaluate
+from glm5_ascend.fidelity.api import run_evaluation
+from glm5_ascend.fidelity.options import EvaluateOptions
 from glm5_ascend.plan.api import plan
 from glm5_ascend.plan.inputs import parse_workload
 from glm5_ascend.plan.layout import Layout
@@ -162,10 +163,9 @@ def evaluate_server(acceptance: Acceptance) -> StepResult:
     """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
     if acceptance.profile.engine == SGLANG:
         return StepResult(WARNING, "SGLang gives no log-probabilities of prompts: nothing was compared")
-    report = evaluate(
-        url=acceptance.server.url, against=acceptance.against or acceptance.directory, window=WINDOW, windows=WINDOWS,
-        model=acceptance.server.model, key=acceptance.key,
-    )  # fmt: skip
+    against = acceptance.against or acceptance.directory
+    options = EvaluateOptions(url=acceptance.server.url, against=against, window=WINDOW, windows=WINDOWS)
+    report = run_evaluation(options, key=acceptance.key)
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
     figures = {row.name: row.value for row in report.rows}

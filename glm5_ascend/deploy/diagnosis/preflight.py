@@ -20,8 +20,8 @@ from glm5_ascend.deploy.rules import command_facts
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
-from glm5_ascend.model.config_file import indexer_schedule
-from glm5_ascend.model.config_reader import spec_of
+from glm5_ascend.model.config_json import spec_of
+from glm5_ascend.model.config_values import indexer_schedule
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active

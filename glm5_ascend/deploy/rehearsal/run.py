@@ -23,7 +23,8 @@ from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehears
 from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.model.config_file import check_architecture, read_config
+from glm5_ascend.model.config_file import read_config
+from glm5_ascend.model.config_json import check_architecture
 from glm5_ascend.serve import engine_parser
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags

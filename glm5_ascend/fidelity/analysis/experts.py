@@ -65,10 +65,10 @@ def analyze_expert(
     smoothed = smooth_expert(plan, tensors, layer, expert, routed)
     report = ExpertReport(expert, smoothed.inputs.down.tokens)
     token, slot = torch.where(routed.ids == expert)
-    sample = routed.inputs.gather(spread(token, EXPERT_ROWS))
+    sample = routed.inputs.rows(spread(token, EXPERT_ROWS))
     share = routed.weight[token, slot]
     token, share = token[token < probed], share[token < probed]
-    probe = routed.inputs.gather(token)
+    probe = routed.inputs.rows(token)
     weights = [tensors[linear.tensor_name] for linear in linears]
     probe_output, sample_output = (_float_output(plan.config, weights, x) for x in (probe, sample))
     change: dict[str, torch.Tensor] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -16,12 +15,11 @@ from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
 from glm5_ascend.fidelity.analysis.units import Unit, units
 from glm5_ascend.model import streams
 from glm5_ascend.model.spec import Linear, input_readers
-from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, Selections, forward_layer
-from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
+from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer
+from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
-from glm5_ascend.quantize.methods.smoothing import search_scale
-from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import QuantizationPlan, SmoothPlan
+from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.run.layer import smooth_layer
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 
 #: Calibration sequences on which units are rounded one by one.
@@ -75,8 +73,7 @@ class LayerAnalysis:
     """Measures one layer.
 
     Args:
-        stream, out: residual stream before and after the layer; `out` is written.
-        folder: for the experts' inputs.
+        around: residual streams before and after the layer; the latter is written.
         advance: called with the share of the routed experts that are done.
     """
 
@@ -85,15 +82,12 @@ class LayerAnalysis:
         plan: QuantizationPlan,
         weights: FloatWeights,
         layer: int,
-        stream: Stream,
-        out: Stream,
-        selections: Selections,
+        around: LayerStreams,
         workers: Workers,
-        folder: Path,
         advance: Callable[[float], object],
     ) -> None:
         self.plan, self.config, self.weights, self.layer = plan, plan.config, weights, layer
-        self.stream, self.out, self.selections, self.workers, self.folder = stream, out, selections, workers, folder
+        self.around, self.workers = around, workers
         self.prefix, self.backbone = self.config.spec.layer_prefix(layer), self.config.backbone(layer)
         self.advance = advance
         self.gains = weights.gains(self.prefix, self.backbone)
@@ -102,14 +96,13 @@ class LayerAnalysis:
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
     def run(self) -> AnalyzedLayer:
+        inputs: Stream | None = None
         if self.config.is_moe(self.layer):
-            rows = (self.stream.tokens, self.config.hidden_size)
-            with RowFile(self.folder / "inputs", *rows, torch.float32) as inputs:
-                attention_energy, routed = self._analyze_backbone(inputs)
-                assert routed is not None
-                self._analyze_experts(routed)
-        else:
-            attention_energy, _ = self._analyze_backbone(None)
+            path, lengths = self.around.folder / "expert-inputs", self.around.before.lengths
+            inputs = Stream(path, lengths, self.config.hidden_size, torch.float32)
+        attention_energy, routed = self._analyze_backbone(inputs)
+        if routed is not None:
+            self._analyze_experts(routed)
         self._set_relative_noise(attention_energy)
         return self.report
 
@@ -118,7 +111,9 @@ class LayerAnalysis:
 
         Keys that an indexer selects wrongly are wrong in every layer that shares it: its noise counts once for each.
         """
-        layer_energy = torch.cat([row_energy(self.out.sequence(number)) for number in self._probe_numbers()])
+        out = self.around.out
+        assert out is not None
+        layer_energy = torch.cat([row_energy(out.sequence(index)) for index in self._probe_sequences()])
         for unit in self.report.units:
             energy = attention_energy if unit.modules[0].startswith("self_attn.") else layer_energy
             for scheme, noise in self._noise.get(unit.label, {}).items():
@@ -128,33 +123,26 @@ class LayerAnalysis:
     def _scheme(self, name: str) -> str:
         return self.plan.linears[self.prefix + name].scheme
 
-    def _analyze_backbone(self, inputs: RowFile | None) -> tuple[torch.Tensor, Routed | None]:
+    def _analyze_backbone(self, inputs: Stream | None) -> tuple[torch.Tensor, Routed | None]:
         """Analyze everything but the routed experts; returns the energy after attention, and the experts' inputs."""
         tensors = self.weights.load_all(self.prefix, self.backbone, self.gains, self.workers)
         reader = input_readers(self.backbone)
         quantized = [w for w in self.backbone if isinstance(w, Linear) and self._scheme(w.name) != schemes.FLOAT]
         searches = list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
         names = {linear.name for linear in quantized} | {search.subgraph.targets[0] for search in searches}
-        around = LayerStreams(self.stream, self.out, self.selections)
-        statistics, routed = forward_layer(
-            self.config, self.layer, tensors, around, inputs,
+        by_input, routed = forward_layer(
+            self.config, self.layer, tensors, self.around, inputs,
             record={reader[name] for name in names}, workers=self.workers,
         )  # fmt: skip
 
-        def search_and_move(search: SmoothPlan) -> torch.Tensor:
-            targets = search.subgraph.targets
-            rounded = [tensors[f"{target}.weight"] for target in targets if self._scheme(target) != schemes.FLOAT]
-            scale = search_scale(rounded, statistics[reader[targets[0]]], search)
-            return move_scale(tensors, self.config, search.subgraph, scale)
-
-        scales = zip(searches, self.workers.map(search_and_move, searches), strict=True)
-        smooth: Tensors = {target: scale for search, scale in scales for target in search.subgraph.targets}
-        probed = [self._probed(number) for number in self._probe_numbers()]
+        statistics = {name: by_input[reader[name]] for name in names}
+        smooth = smooth_layer(self.plan, self.layer, searches, tensors, statistics, self.workers)
+        probed = [self._probed(index) for index in self._probe_sequences()]
         probe = Probe(self.config, self.layer, tensors, probed, self.workers)
 
         def analyze_unit(unit: Unit) -> tuple[list[LinearReport], torch.Tensor]:
             linears = {
-                name: self._analyze_linear(name, tensors[f"{name}.weight"], statistics[reader[name]], smooth.get(name))
+                name: self._analyze_linear(name, tensors[f"{name}.weight"], statistics[name], smooth.get(name))
                 for name in unit.modules
             }
             rounded = {name: linear for name, (linear, _) in linears.items()}
@@ -168,12 +156,12 @@ class LayerAnalysis:
             self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
         return probe.energy, routed
 
-    def _probe_numbers(self) -> range:
-        return range(min(PROBE_SEQUENCES, len(self.stream.lengths)))
+    def _probe_sequences(self) -> range:
+        return range(min(PROBE_SEQUENCES, len(self.around.before.lengths)))
 
-    def _probed(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shared = None if self.config.has_indexer(self.layer) else self.selections.load(number)
-        return self.stream.sequence(number), shared
+    def _probed(self, index: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        shared = None if self.config.has_indexer(self.layer) else self.around.selection(index)
+        return self.around.before.sequence(index), shared
 
     def _analyze_linear(
         self, name: str, weight: torch.Tensor, statistics: InputStatistics, smooth: torch.Tensor | None
@@ -189,7 +177,7 @@ class LayerAnalysis:
     def _analyze_experts(self, routed: Routed) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
         types = expert_schemes(unit.scheme) if unit is not None else ()
-        probed = sum(self.stream.lengths[:PROBE_SEQUENCES])
+        probed = sum(self.around.before.lengths[:PROBE_SEQUENCES])
         change = {scheme: torch.zeros(probed, self.config.hidden_size) for scheme in types}
         shares = None if routed.shares is None else routed.shares[:probed]
         for noise in self.workers.map(

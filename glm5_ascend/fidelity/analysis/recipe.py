@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.files.untrusted import parse_json
@@ -78,7 +78,7 @@ def check_path(path: Path) -> None:
         raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --out")
 
 
-def output_bytes(source: SourceCheckpoint, value: dict[str, Any]) -> int:
+def output_bytes(source: Source, value: dict[str, Any]) -> int:
     """Size of the output of `quantize` with this recipe, by the quantizer's plan, which refuses a bad recipe."""
     return QuantizationPlan(source, Recipe.model_validate(value)).output_bytes
 

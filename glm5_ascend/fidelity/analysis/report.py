@@ -71,9 +71,9 @@ class AnalysisReport:
         caches = [(layer.layer, layer.cache) for layer in analysis.layers if layer.cache is not None]
         if caches:
             yield "INT8 indexer caches, share of the selected keys that they change:"
-        for number, cache in sorted(caches, key=lambda item: -item[1].lost)[:SHOWN]:
-            note = "  stays in 16 bits" if number in self.wide_caches else ""
-            yield f"  layer {number:<54} {1 - cache.same_keys:.2%} in {cache.readers} layers{note}"
+        for layer, cache in sorted(caches, key=lambda item: -item[1].lost)[:SHOWN]:
+            note = "  stays in 16 bits" if layer in self.wide_caches else ""
+            yield f"  layer {layer:<54} {1 - cache.same_keys:.2%} in {cache.readers} layers{note}"
         cold = sum(not expert.tokens for layer in analysis.layers for expert in layer.experts)
         if cold:
             yield f"{cold} experts saw no token and were not measured (more text: --calib, --samples)"

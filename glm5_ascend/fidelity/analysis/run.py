@@ -13,20 +13,21 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, RecipeError
-from glm5_ascend.fidelity.analysis.estimate import predict
+from glm5_ascend.fidelity.analysis.estimate import peak_bytes
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
-from glm5_ascend.fidelity.prediction import unheard
 from glm5_ascend.model import streams
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
-from glm5_ascend.quantize.calibration.forward import Selections
-from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.calibration.forward import LayerStreams, open_selections
+from glm5_ascend.quantize.calibration.stream import Stream
+from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.progress import Progress, silent, with_memory
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.selector import without_effect
@@ -57,7 +58,7 @@ def prepare(options: AnalyzeOptions) -> Analysis:
         Glm5Error: the first thing that would make the analysis fail.
     """
     path = find_recipe(options.recipe)
-    recipe, source = load_recipe(path), SourceCheckpoint(Path(options.source))
+    recipe, source = load_recipe(path), open_source(Path(options.source))
     plan = QuantizationPlan(source, recipe)
     text, note = calibration_text(recipe, options.calib)
     notes = [note] * bool(note) + [f"recipe: {sentence}" for sentence in without_effect(recipe, source.config)]
@@ -73,43 +74,41 @@ def prepare(options: AnalyzeOptions) -> Analysis:
 
 
 @torch.no_grad()
-def analyze(analysis: Analysis) -> Analysis:
+def analyze(analysis: Analysis, progress: Progress = silent, threads: int | None = None) -> Analysis:
     """Measure all main layers; activations lie in a temporary folder (TMPDIR) meanwhile.
 
+    Args:
+        threads: cores to use, None for all; any number gives the same bits.
     Raises:
         CheckFailedError: NaN or infinity in the residual stream.
     """
-    options, plan, config, progress = analysis.options, analysis.plan, analysis.plan.config, analysis.options.progress
-    rotations = Rotations(config, options.seed) if plan.recipe.rotates else None
+    plan, config = analysis.plan, analysis.plan.config
+    rotations = Rotations(config, QuantizeOptions.seed) if plan.recipe.rotates else None
     weights = FloatWeights(plan.source, rotations, torch.device("cpu"))
     lengths = tuple(len(sequence) for sequence in analysis.calibration.sequences)
     count = config.num_hidden_layers
-    threads = options.threads or cores()
-    if options.on_prediction is not unheard:
-        options.on_prediction(predict(plan, len(lengths), max(lengths), threads))
-    progress("embedding", 0, count)
+    threads = threads or cores()
+    progress(with_memory("embedding", peak_bytes(plan, max(lengths), threads)), 0, count)
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
-        selections = Selections(config, folder, lengths)
+        selections = open_selections(config, folder, lengths)
         stream = Stream(folder / "stream-0", lengths, config.stream_width)
         table = find(config.spec.global_weights, config.spec.embedding)
         assert isinstance(table, Linear)
-        for number, sequence in enumerate(analysis.calibration.sequences):
-            stream.set_sequence(number, streams.spread(config, weights.lookup("", table, sequence)))
+        for index, sequence in enumerate(analysis.calibration.sequences):
+            stream.set_sequence(index, streams.spread(config, weights.lookup("", table, sequence)))
         for layer in range(count):
             out = Stream(folder / f"stream-{layer + 1}", lengths, config.stream_width)
 
             def advance(share: float, layer: int = layer) -> None:
                 progress(f"layer {layer}", layer + share, count)
 
-            report = LayerAnalysis(plan, weights, layer, stream, out, selections, workers, folder, advance).run()
+            around = LayerStreams(stream, out, selections)
+            report = LayerAnalysis(plan, weights, layer, around, workers, advance).run()
             if not all(torch.isfinite(torch.tensor(list(unit.noise.values()))).all() for unit in report.units):
-                raise CheckFailedError(f"{options.source}: layer {layer}: NaN or infinity", "check the source")
+                raise CheckFailedError(f"{analysis.options.source}: layer {layer}: NaN or infinity", "check the source")
             analysis.layers.append(report)
-            stream.file.remove()
+            stream.remove()
             stream = out
             progress(f"noise {report.noise**0.5:.4f}", layer + 1, count)
-        stream.file.remove()
-        if selections.file is not None:
-            selections.file.close()
     return analysis

@@ -17,13 +17,12 @@ import torch
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, EvaluationError
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, draft_tokens
-from glm5_ascend.fidelity.evaluation.estimate import predict
+from glm5_ascend.fidelity.evaluation.estimate import peak_bytes
 from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
-from glm5_ascend.fidelity.prediction import OnPrediction, unheard
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import count_common
-from glm5_ascend.quantize.progress import Progress, silent
+from glm5_ascend.quantize.progress import Progress, silent, with_memory
 
 #: Called after every layer with its number and the walks of reference and quantized model.
 Observer = Callable[[int, tuple[Walk, Walk]], None]
@@ -111,7 +110,6 @@ def compare(
     progress: Progress = silent,
     *,
     threads: int | None = None,
-    on_prediction: OnPrediction = unheard,
     drafts: bool = False,
     observe: Observer = lambda layer, walks: None,
 ) -> FidelityComparison:
@@ -119,7 +117,6 @@ def compare(
 
     Args:
         threads: cores to use, None for all; with two windows or more any number gives the same bits.
-        on_prediction: gets the predicted time and memory before the first layer.
         drafts: also compare the drafts of the MTP layer, where both models have one.
     Raises:
         EvaluationError: two different models. CheckFailedError: NaN or infinity, and the layer where it appeared.
@@ -128,8 +125,7 @@ def compare(
     models = StoredModel(source), candidate
     _check_comparable(models[0].config, candidate.config)
     threads, drafts = threads or cores(), drafts and _have_drafts(models, windows)
-    if on_prediction is not unheard:
-        on_prediction(predict(models, windows, threads, drafts))
+    progress(with_memory("embedding", peak_bytes(models, windows, threads)), 0, models[0].config.num_hidden_layers)
     with Workers(threads) as workers:
         walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
         agreements = _run_layers(walks, workers, progress, observe)
@@ -162,12 +158,11 @@ def _run_layers(
     """Run all layers on both models, layer by layer."""
     config, agreements = walks[0].model.config, []
     count = config.num_hidden_layers
-    progress("embedding", 0, count)
     for layer in range(count):
-        for number, walk in enumerate(walks):
-            if (following := layer + number) < count:  # what is needed next: the same layer of the other, or the next
-                walks[1 - number].model.read_ahead(following)
-            _step(walk, layer, workers, _advance(progress, layer + number / 2, 0.5, count))
+        for side, walk in enumerate(walks):
+            if (following := layer + side) < count:  # what is needed next: the same layer of the other, or the next
+                walks[1 - side].model.read_ahead(following)
+            _step(walk, layer, workers, _advance(progress, layer + side / 2, 0.5, count))
         agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(config, layer, walks))
         agreements.append(agreement)
         observe(layer, walks)
@@ -177,11 +172,7 @@ def _run_layers(
 
 @torch.no_grad()
 def reference_at(
-    source: Path,
-    windows: list[torch.Tensor],
-    ids: torch.Tensor,
-    progress: Progress = silent,
-    on_prediction: OnPrediction = unheard,
+    source: Path, windows: list[torch.Tensor], ids: torch.Tensor, progress: Progress = silent
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference alone, to compare a server with it.
 
@@ -194,9 +185,7 @@ def reference_at(
     """
     model = StoredModel(source)
     count, walk = model.config.num_hidden_layers, Walk.from_tokens(model, windows)
-    if on_prediction is not unheard:
-        on_prediction(predict([model], windows, cores(), drafts=False))
-    progress("embedding", 0, count)
+    progress(with_memory("embedding", peak_bytes([model], windows, cores())), 0, count)
     with Workers(cores()) as workers:
         for layer in range(count):
             _step(walk, layer, workers, _advance(progress, layer, 1, count))

@@ -44,8 +44,8 @@ def draft_tokens(
     weights = model.weights(layer)
     weights.load(model.linears(layer, config.spec.mtp_input), workers)
 
-    def mtp_input(number: int) -> torch.Tensor:
-        span = slice(number * size, (number + 1) * size)
+    def mtp_input(index: int) -> torch.Tensor:
+        span = slice(index * size, (index + 1) * size)
         hidden = normed[span] if rotation is None else normed[span] @ rotation
         return layers.mtp_input(config, weights, embeddings[span], hidden)
 

@@ -86,7 +86,7 @@ def _sections(report: EvaluationReport, rows: list[Metric]) -> Iterator[Section]
             [(layer.layer, mean_share(layer.indexer)) for layer in report.layers],
         ),
     ):
-        bars = [(f"layer {number}", 1 - share, f"{1 - share:.2%}") for number, share in values if share is not None]
+        bars = [(f"layer {layer}", 1 - share, f"{1 - share:.2%}") for layer, share in values if share is not None]
         if bars:
             yield Section(title, [charts.bars(title, bars, "share that differs", percent=True)])
     yield from _grades(report)

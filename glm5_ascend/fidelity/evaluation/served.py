@@ -21,7 +21,6 @@ import torch
 
 from glm5_ascend.errors import CheckFailedError, EvaluationError, shown
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, reference_at
-from glm5_ascend.fidelity.prediction import OnPrediction, unheard
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.serve.client import Client
@@ -50,11 +49,7 @@ class ServedProbabilities:
 
 
 def compare_served(
-    client: Client,
-    source: Path,
-    windows: list[torch.Tensor],
-    progress: Progress = silent,
-    on_prediction: OnPrediction = unheard,
+    client: Client, source: Path, windows: list[torch.Tensor], progress: Progress = silent
 ) -> FidelityComparison:
     """Compare a server with its reference `source` on `windows`, all of one length.
 
@@ -71,7 +66,7 @@ def compare_served(
         raise EvaluationError(
             f"{client.url}: answers with token ids that {source} does not have", "serve a model of the same family"
         )
-    reference, best = reference_at(source, windows, ids, progress, on_prediction)
+    reference, best = reference_at(source, windows, ids, progress)
     true, shape = ids[:, 0], (len(windows), -1)
     return FidelityComparison(
         lower_bound(reference, served).view(shape), -reference[:, 0].view(shape), -served[:, 0].view(shape),

@@ -21,13 +21,13 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.read_ahead import ReadAhead
 from glm5_ascend.checkpoint.shards import TensorEntry
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.types import INDEXER_CACHE_SUFFIX, INDEXER_CACHE_TYPE, ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer, Tensors
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
-from glm5_ascend.model.config_file import load_config, read_config
+from glm5_ascend.model.config_file import parse_config, read_config
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.model.weights import fp32_linear
 
@@ -66,19 +66,20 @@ class StoredModel:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = load_config(directory)
-        self.config.require("eval")
         path = directory / schemes.DESCRIPTION_NAME
         self.description = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR) if path.is_file() else {}
-        require_sound_config(directory, served_config(read_config(directory)))
         self.files: Tensors
         self.entry: Callable[[str], TensorEntry | None]
         if self.description:
+            raw = read_config(directory)
+            self.config = parse_config(raw, directory / "config.json")
             self.files = self.stored = CheckpointDir(directory, self.config.spec.spelled)
             self.entry = self.stored.entries.get
         else:
-            source = SourceCheckpoint(directory)
-            self.files, self.stored, self.entry = source, source.files, source.entry
+            self.files = source = open_source(directory)
+            raw, self.config, self.stored, self.entry = source.raw, source.config, source.files, source.entry
+        self.config.require("eval")
+        require_sound_config(directory, served_config(raw))
 
     def weights(self, layer: int) -> StoredLayer:
         """A new object with a layer's weights, which it reads when they are used, and frees when it is dropped."""
@@ -87,7 +88,7 @@ class StoredModel:
     def linears(self, layer: int, start: str | tuple[str, ...]) -> list[str]:
         """Names of a layer's linears that begin so, without routed experts; relative to the layer."""
         backbone = self.config.backbone(layer)
-        return [part.name for part in backbone if isinstance(part, Linear) and part.name.startswith(start)]
+        return [linear.name for linear in backbone if isinstance(linear, Linear) and linear.name.startswith(start)]
 
     def read_ahead(self, layer: int) -> None:
         """Ask the system to read the linears of a layer, but for its routed experts, into its cache meanwhile."""
@@ -134,7 +135,7 @@ class StoredModel:
         spec = self.config.spec
         if mtp is not None:
             name = f"{spec.layer_prefix(mtp)}{copy}.weight"
-            if not self.description or name in self.stored:
+            if name in self.files:
                 return name
         return f"{spec.mtp_copies[copy]}.weight"
 
@@ -208,10 +209,10 @@ class Walk:
         weights = self.model.weights(layer)
         weights.load(self.model.linears(layer, ATTENTION), workers)
 
-        def attend(number: int) -> None:
-            span = self.spans[number]
-            self.hidden[span], self.selections[number] = layers.attention_block(
-                config, layer, weights, self.hidden[span], self.selections[number], int8_keys
+        def attend(index: int) -> None:
+            span = self.spans[index]
+            self.hidden[span], self.selections[index] = layers.attention_block(
+                config, layer, weights, self.hidden[span], self.selections[index], int8_keys
             )
 
         if workers is None or len(self.spans) > 1:

@@ -15,9 +15,8 @@ from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.device import native_bf16
-from glm5_ascend.quantize.calibration.row_file import RowFile, Stream
-from glm5_ascend.quantize.limits import SEARCH_ROWS
-from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.calibration.stream import Stream
+from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics
 from glm5_ascend.quantize.methods.transforms import Tensors
 
 ROUTER = "mlp.gate"
@@ -70,7 +69,7 @@ class Routed:
         shares: fp32 [tokens, streams], how much of an output each residual stream gets; None with one stream.
     """
 
-    inputs: RowFile
+    inputs: Stream
     out: Stream | None
     weight: torch.Tensor
     ids: torch.Tensor
@@ -92,30 +91,14 @@ def shares_selections(config: ModelConfig, layer: int) -> bool:
     return layer < config.num_layers_with_mtp and config.shares_indexer(layer)
 
 
-class Selections:
-    """Keys that every query attends to, stored for layers that share the indexer of an earlier one (GLM-5.2).
+def open_selections(config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> Stream | None:
+    """Keys that every query attends to, bool, stored for layers that share the indexer of an earlier one (GLM-5.2).
 
-    Nothing is stored for models in which every layer has an indexer, nor for an MTP layer, which always has one.
+    None for models in which every layer has an indexer. An MTP layer always has one.
     """
-
-    def __init__(self, config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> None:
-        self.config, main = config, range(config.num_hidden_layers)
-        self.file: RowFile | None = None
-        self.lengths, self.starts = lengths, [sum(lengths[:i]) for i in range(len(lengths))]
-        if any(map(config.shares_indexer, main)):
-            self.file = RowFile(folder / SELECTIONS, sum(lengths), max(lengths), torch.bool, keep=True)
-
-    def load(self, number: int) -> torch.Tensor | None:
-        if self.file is None:
-            return None
-        start, length = self.starts[number], self.lengths[number]
-        return self.file.read(start, start + length)[:, :length]
-
-    def keep(self, number: int, selected: torch.Tensor) -> None:
-        if self.file is not None:
-            rows = torch.zeros(len(selected), self.file.columns, dtype=torch.bool)
-            rows[:, : selected.shape[1]] = selected.cpu()
-            self.file.write(self.starts[number], rows)
+    if not any(map(config.shares_indexer, range(config.num_hidden_layers))):
+        return None
+    return Stream(folder / SELECTIONS, lengths, max(lengths), torch.bool, keep=True)
 
 
 @dataclass(frozen=True)
@@ -125,17 +108,21 @@ class LayerStreams:
     Attributes:
         before: the layer's input.
         out: gets its output; None if no layer reads it.
-        selections: of the layers whose indexer others share.
+        selections: of the layers whose indexer others share, see `open_selections`.
     """
 
     before: Stream
     out: Stream | None
-    selections: Selections
+    selections: Stream | None
 
     @property
     def folder(self) -> Path:
         """Folder of all activations."""
-        return self.before.file.path.parent
+        return self.before.path.parent
+
+    def selection(self, index: int) -> torch.Tensor | None:
+        """Stored selection bool [S, S] of one sequence; None if nothing is stored."""
+        return None if self.selections is None else self.selections.sequence(index)[:, : self.before.lengths[index]]
 
 
 def output_checksum(config: ModelConfig, folder: Path, layer: int) -> str:
@@ -161,7 +148,7 @@ def forward_layer(
     layer: int,
     tensors: Tensors,
     around: LayerStreams,
-    inputs: RowFile | None,
+    inputs: Stream | None,
     *,
     record: Iterable[str],
     workers: Workers,
@@ -176,17 +163,17 @@ def forward_layer(
     limit = max(1, SEARCH_ROWS // len(around.before.lengths))
     device = tensors["input_layernorm.weight"].device
 
-    def forward_sequence(number: int) -> _SequenceResult:
+    def forward_sequence(index: int) -> _SequenceResult:
         weights = FloatLayer(tensors, names, limit)
-        hidden = _attend(config, layer, weights, around, number, device)
+        hidden = _attend(config, layer, weights, around, index, device)
         x, mixing = layers.mlp_entry(config, layer, weights, hidden)
         weight = ids = torch.empty(0, 0)
         if inputs is not None:
             weight, ids = layers.route(config, weights, x)
-            inputs.write(around.before.starts[number], x)
+            inputs.set_sequence(index, x)
         hidden = streams.joined(mixing, hidden, layers.unrouted_mlp(config, layer, weights, x))
         if around.out is not None:
-            around.out.set_sequence(number, hidden)
+            around.out.set_sequence(index, hidden)
         shares = torch.empty(len(x), 0) if mixing is None else mixing.out.cpu()
         return _SequenceResult(weights.statistics, weight.cpu(), ids.cpu(), shares)
 
@@ -215,13 +202,13 @@ def release_memory() -> None:
 
 
 def _attend(
-    config: ModelConfig, layer: int, weights: FloatLayer, around: LayerStreams, number: int, device: torch.device
+    config: ModelConfig, layer: int, weights: FloatLayer, around: LayerStreams, index: int, device: torch.device
 ) -> torch.Tensor:
     """The stream after attention, of one sequence; its selection is stored for layers that share the indexer."""
     has_indexer = config.has_indexer(layer)
-    shared = None if has_indexer else around.selections.load(number)
+    shared = None if has_indexer else around.selection(index)
     shared = None if shared is None else shared.to(device)
-    hidden, selected = layers.attention_block(config, layer, weights, around.before.sequence(number).to(device), shared)
-    if has_indexer and not config.is_mtp(layer) and selected is not None:
-        around.selections.keep(number, selected)
+    hidden, selected = layers.attention_block(config, layer, weights, around.before.sequence(index).to(device), shared)
+    if around.selections is not None and has_indexer and not config.is_mtp(layer) and selected is not None:
+        around.selections.set_sequence(index, selected)
     return hidden

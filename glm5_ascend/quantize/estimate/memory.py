@@ -17,8 +17,10 @@ from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import SCORES
 from glm5_ascend.model.spec import Linear, Weight
 from glm5_ascend.quantize.calibration.forward import ROWS_AT_ONCE
-from glm5_ascend.quantize.limits import BLOCK_WEIGHTS, EXPERT_TOKENS, SEARCH_ROWS
+from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS
 from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.run.blocks import BLOCK_WEIGHTS
+from glm5_ascend.quantize.run.expert import EXPERT_TOKENS
 
 IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
 _FP32 = 4
@@ -43,9 +45,9 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
     block = _FP32 * _COPIES * BLOCK_WEIGHTS
     phases = [(_FP32 * 3 * c.hidden_size**2, block)]
     for layer in range(c.num_layers_with_mtp):
-        parts = [part for part in c.backbone(layer) if not part.is_table]
-        rows = SEARCH_ROWS * max(size[part.inp] for part in parts if isinstance(part, Linear))
-        values = sum(torch.Size(part.shape(size)).numel() for part in parts) + 4 * rows
+        parts = [weight for weight in c.backbone(layer) if not weight.is_table]
+        rows = SEARCH_ROWS * max(size[weight.inp] for weight in parts if isinstance(weight, Linear))
+        values = sum(torch.Size(weight.shape(size)).numel() for weight in parts) + 4 * rows
         per_thread = block
         if layer <= plan.last_calibrated_layer:
             per_thread = max(block, _FP32 * _COPIES * rows, forward_bytes(c, seq_len))
@@ -61,8 +63,8 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
 def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Weight]) -> int:
     """Bytes of the rounding states of all distinct inputs."""
     prefix, size = plan.config.spec.layer_prefix(layer), plan.config.sizes
-    linears = [part for part in parts if isinstance(part, Linear)]
-    inputs = {(plan.linears[prefix + part.name].method, size[part.inp]) for part in linears}
+    linears = [weight for weight in parts if isinstance(weight, Linear)]
+    inputs = {(plan.linears[prefix + weight.name].method, size[weight.inp]) for weight in linears}
     return sum(method.state_bytes(columns) for method, columns in inputs)
 
 

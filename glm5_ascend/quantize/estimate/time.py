@@ -6,7 +6,6 @@ import heapq
 import math
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,15 +14,14 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, Subgraph, Weight, find
 from glm5_ascend.quantize.calibration.forward import product
-from glm5_ascend.quantize.limits import SEARCH_OUTPUTS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear
-from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant
+from glm5_ascend.quantize.methods.smoothing import SEARCH_OUTPUTS, flex_awq_ssz, flex_smooth_quant
 from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
 
 _ROWS = 512  # of the weights and inputs that rates are measured on
@@ -69,8 +67,8 @@ def one_thread() -> Iterator[None]:
 
 def active_weights(c: ModelConfig, layer: int) -> int:
     """Weights that a token is multiplied by in one layer."""
-    linears = [part for part in c.backbone(layer) if isinstance(part, Linear) and not part.is_table]
-    return sum(c.sizes[part.out] * c.sizes[part.inp] for part in linears) + _routed_weights(c, layer)
+    linears = [linear for linear in c.backbone(layer) if isinstance(linear, Linear) and not linear.is_table]
+    return sum(c.sizes[linear.out] * c.sizes[linear.inp] for linear in linears) + _routed_weights(c, layer)
 
 
 def _routed_weights(c: ModelConfig, layer: int) -> int:
@@ -82,24 +80,8 @@ def _pieces(seconds: float) -> list[float]:
     return [seconds / _PIECES] * _PIECES
 
 
-def source_bytes(source: SourceCheckpoint) -> int:
+def source_bytes(source: Source) -> int:
     return sum(entry.end - entry.start for entry in source.files.entries.values())
-
-
-def search_columns(plan: QuantizationPlan) -> Counter[tuple[str, str]]:
-    """Columns of all inputs that are searched, by (algorithm, scheme)."""
-    columns: Counter[tuple[str, str]] = Counter()
-    c = plan.config
-    for layer in range(plan.last_calibrated_layer + 1):
-        searches = [(search, 1) for search in plan.smoothing(layer, c.subgraphs(layer))]
-        if c.is_moe(layer):
-            searches += [(s, c.n_routed_experts) for s in plan.smoothing(layer, c.spec.expert_subgraphs(0))]
-        parts = [*c.backbone(layer), *c.spec.expert_linears(0)]
-        for search, times in searches:
-            target = find(parts, search.subgraph.targets[0])
-            assert isinstance(target, Linear)
-            columns[search.algorithm, search.scheme] += times * c.sizes[target.inp]
-    return columns
 
 
 def attention_columns(c: ModelConfig) -> int:
@@ -148,10 +130,10 @@ class Rates:
     def rounding(self, prefix: str, parts: Iterable[Weight]) -> float:
         """Reading, rotating, rounding and packing some weights once."""
         total = 0.0
-        for part in parts:
-            if isinstance(part, Linear):
-                planned = self.plan.linears[prefix + part.name]
-                weights = math.prod(part.shape(self.config.sizes))
+        for linear in parts:
+            if isinstance(linear, Linear):
+                planned = self.plan.linears[prefix + linear.name]
+                weights = math.prod(linear.shape(self.config.sizes))
                 total += weights * self._once(planned, partial(self._rounding_rate, planned))
         return total
 
@@ -191,10 +173,10 @@ class Rates:
     def _preparing(self, layer: int, seen: float) -> float:
         """The states of a routed expert from its inputs; other linears are few."""
         c, total, rows = self.config, 0.0, max(1, int(seen))
-        for part in c.spec.expert_linears(0)[1:]:  # gate_proj and up_proj share an input
-            planned = self.plan.linears[c.spec.layer_prefix(layer) + part.name]
+        for linear in c.spec.expert_linears(0)[1:]:  # gate_proj and up_proj share an input
+            planned = self.plan.linears[c.spec.layer_prefix(layer) + linear.name]
             if planned.method.needs_inputs:
-                size = c.sizes[part.inp]
+                size = c.sizes[linear.inp]
                 total += self._once((planned, size), partial(_preparing_time, planned, size, rows))
         return total
 

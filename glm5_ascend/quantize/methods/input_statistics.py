@@ -8,6 +8,9 @@ import torch
 
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 
+#: Rows of a linear's input kept for the smoothing searches, all calibration sequences together.
+SEARCH_ROWS = 512
+
 
 @dataclass
 class InputStatistics:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.limits import SEARCH_OUTPUTS
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
 from glm5_ascend.quantize.methods.method import INT4_MAX, INT8_MAX
 from glm5_ascend.quantize.methods.rounding import static_input
 from glm5_ascend.quantize.plan import SmoothPlan
 from glm5_kernels import ops
 
+#: Output rows a search looks at, evenly spaced: a scale belongs to input channels, which all rows share.
+SEARCH_OUTPUTS = 512
 _SMALLEST = 1e-5
 _STEPS = 20  # exponents are multiples of 1/20
 

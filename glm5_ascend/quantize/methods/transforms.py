@@ -12,16 +12,16 @@ from glm5_ascend.model.spec import Linear, Subgraph, Vector, Weight
 Tensors = dict[str, torch.Tensor]
 
 
-def fuse_and_rotate_inputs(rows: torch.Tensor, part: Weight, gains: Tensors, rotations: Rotations) -> None:
+def fuse_and_rotate_inputs(rows: torch.Tensor, weight: Weight, gains: Tensors, rotations: Rotations) -> None:
     """Fold the gains g of the RMSNorms that a linear reads into some of its rows, and rotate them: W <- W diag(g) R_in.
 
     A norm's own gain becomes 1. Works in place; R_out^T from the left is `Rotations.rotate_outputs`.
     """
-    if isinstance(part, Linear):
-        if part.norm:
-            rows *= torch.cat([gains[norm] for norm in part.norm])
-        rotations.rotate_inputs(rows, part.basis_in)
-    elif isinstance(part, Vector) and part.role == "norm":
+    if isinstance(weight, Linear):
+        if weight.norm:
+            rows *= torch.cat([gains[norm] for norm in weight.norm])
+        rotations.rotate_inputs(rows, weight.basis_in)
+    elif isinstance(weight, Vector) and weight.role == "norm":
         rows.fill_(1.0)
 
 

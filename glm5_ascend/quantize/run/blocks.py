@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from glm5_ascend.quantize.limits import BLOCK_ROWS, BLOCK_WEIGHTS
-
+#: Weights of a block of rows; a block is read, rounded and written at once.
+BLOCK_WEIGHTS = 2**22
+#: A block's rows are a multiple of this: INT4 packs two rows into one.
+BLOCK_ROWS = 16
 #: Sums of (W_deq - W)^2 and W^2 over linears, by scheme; W after rotation and smoothing.
 ErrorSums = dict[str, tuple[float, float]]
 

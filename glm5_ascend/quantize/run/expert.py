@@ -12,8 +12,7 @@ from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.forward import Routed, product
-from glm5_ascend.quantize.limits import EXPERT_TOKENS, SEARCH_ROWS
-from glm5_ascend.quantize.methods.input_statistics import InputStatistics, spread
+from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics, spread
 from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
@@ -23,6 +22,8 @@ from glm5_ascend.quantize.run.journal import UnitRecord, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.run.store import Store
 
+#: Tokens that a routed expert works on at a time.
+EXPERT_TOKENS = 512
 #: An expert that saw fewer tokens keeps its scales: a search on them would fit noise. It is reported.
 COLD_EXPERT_TOKENS = 8
 
@@ -64,7 +65,7 @@ def smooth_expert(plan: QuantizationPlan, tensors: Tensors, layer: int, expert: 
     A cold expert is rounded to nearest: searches on so few tokens would fit noise.
     """
     prefix, parts = plan.config.spec.layer_prefix(layer), plan.config.spec.expert_linears(expert)
-    methods = {plan.linears[prefix + part.name].method for part in parts}
+    methods = {plan.linears[prefix + linear.name].method for linear in parts}
     inputs = run_expert(plan.config, tensors, parts, expert, routed, methods)
     searches = list(plan.smoothing(layer, plan.config.spec.expert_subgraphs(expert)))
     if inputs.down.tokens < COLD_EXPERT_TOKENS:
@@ -82,15 +83,15 @@ def _prepare(
     """States by linear; gate_proj and up_proj read the same input and share one if their plans are equal."""
     states: dict[str, RoundingState | None] = {}
     shared: dict[tuple[bool, LinearPlan], RoundingState | None] = {}
-    for part in parts:
-        planned, is_down = plan.linears[prefix + part.name], part is parts[-1]
+    for linear in parts:
+        planned, is_down = plan.linears[prefix + linear.name], linear is parts[-1]
         if not planned.method.needs_inputs:
             continue
         if (is_down, planned) not in shared:
             rows = torch.cat(inputs.inner_rows if is_down else inputs.hidden_rows)
             rows = rows / scale.cpu() if is_down and scale is not None else rows
             shared[is_down, planned] = planned.method.prepare(rows, planned.steps)
-        states[part.name] = shared[is_down, planned]
+        states[linear.name] = shared[is_down, planned]
     return states
 
 
@@ -103,9 +104,9 @@ def quantize_expert(
     tensors = weights.load_all(prefix, parts, gains)
     smoothed = None if routed is None else smooth_expert(store.plan, tensors, layer, expert, routed)
     errors: ErrorSums = {}
-    for part in parts:
-        state = None if smoothed is None else smoothed.states.get(part.name)
-        add_errors(errors, store.write(prefix, part, tensors.pop(part.tensor_name), state))
+    for linear in parts:
+        state = None if smoothed is None else smoothed.states.get(linear.name)
+        add_errors(errors, store.write(prefix, linear, tensors.pop(linear.tensor_name), state))
     cold = smoothed is not None and smoothed.cold
     return UnitRecord(errors, cold, store.checksum(WorkUnit.expert(layer, expert)))
 
@@ -126,7 +127,7 @@ def run_expert(
     methods: Iterable[Method] = (),
 ) -> ExpertInputs:
     """Add the expert's output to the stream; returns the inputs of its linears, with the rows that `methods` need."""
-    gate, up, down = (tensors[part.tensor_name] for part in parts)
+    gate, up, down = (tensors[linear.tensor_name] for linear in parts)
     token, slot = torch.where(routed.ids == expert)
     inputs = ExpertInputs(InputStatistics(SEARCH_ROWS, len(token)))
     needs = [method for method in methods if method.needs_inputs]
@@ -136,7 +137,7 @@ def run_expert(
     )
     for index in torch.arange(len(token)).split(EXPERT_TOKENS):
         tokens, weight = token[index], routed.weight[token[index], slot[index], None]
-        x = routed.inputs.gather(tokens).to(gate.device)
+        x = routed.inputs.rows(tokens).to(gate.device)
         inner = layers.swiglu(config, product(x, gate), product(x, up))
         inputs.down.add(inner)
         if needs:

@@ -7,8 +7,7 @@ experts, a restart, or another recipe for one layer change nothing elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -22,13 +21,13 @@ from glm5_ascend.quantize.calibration.forward import (
     forward_layer,
     output_checksum,
 )
-from glm5_ascend.quantize.calibration.row_file import RowFile
+from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.methods.method import RoundingState
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
-from glm5_ascend.quantize.plan import LinearPlan, SmoothPlan
+from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan, SmoothPlan
 from glm5_ascend.quantize.progress import Progress
 from glm5_ascend.quantize.run.blocks import ErrorSums, add_errors, blocks
 from glm5_ascend.quantize.run.expert import quantize_expert, rerun_expert
@@ -69,38 +68,35 @@ class LayerQuantizer:
 
     def run(self) -> None:
         """Do what the journal does not have yet."""
-        with self._expert_inputs() as inputs:
-            routed = self._backbone(inputs)
-            if self.config.is_moe(self.layer):
-                self._experts(routed)
+        inputs: Stream | None = None
+        if self.streams is not None and self.config.is_moe(self.layer):
+            path, lengths = self.streams.folder / "expert-inputs", self.streams.before.lengths
+            inputs = Stream(path, lengths, self.config.hidden_size, torch.float32)
+        routed = self._backbone(inputs)
+        if self.config.is_moe(self.layer):
+            self._experts(routed)
+        if inputs is not None:
+            inputs.remove()
         checksum = ""
         if self.streams is not None and self.streams.out is not None:
-            self.streams.out.file.sync()
+            self.streams.out.sync()
             checksum = output_checksum(self.config, self.streams.folder, self.layer)
         self.store.journal.finish(WorkUnit.layer(self.layer), UnitRecord(checksum=checksum))
 
-    @contextmanager
-    def _expert_inputs(self) -> Iterator[RowFile | None]:
-        if self.streams is None or not self.config.is_moe(self.layer):
-            yield None
-            return
-        path = self.streams.folder / "expert-inputs"
-        with RowFile(path, self.streams.before.tokens, self.config.hidden_size, torch.float32) as file:
-            yield file
-        path.unlink()
-
-    def _backbone(self, inputs: RowFile | None) -> Routed | None:
+    def _backbone(self, inputs: Stream | None) -> Routed | None:
         routed: Routed | None = None
         written = WorkUnit.backbone(self.layer) in self.store.journal
         if self.streams is None and written:
             return None
-        parts = [part for part in self.parts if not part.is_table]
+        parts = [weight for weight in self.parts if not weight.is_table]
         tensors = self.weights.load_all(self.prefix, parts, self.gains, self.workers)
         statistics: Statistics = {}
         if self.streams is not None:
             statistics, routed = self._forward(tensors, self.streams, inputs, searched=not written)
         if not written:
-            scales = self._smooth(tensors, statistics) if statistics else {}
+            scales: Tensors = {}
+            if statistics:
+                scales = smooth_layer(self.plan, self.layer, self._searches, tensors, statistics, self.workers)
             self._write(tensors, statistics, scales)
         return routed
 
@@ -111,7 +107,7 @@ class LayerQuantizer:
         return list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
 
     def _forward(
-        self, tensors: Tensors, streams: LayerStreams, inputs: RowFile | None, searched: bool
+        self, tensors: Tensors, streams: LayerStreams, inputs: Stream | None, searched: bool
     ) -> tuple[Statistics, Routed | None]:
         """Run the layer in float; statistics of the inputs that something is decided by, by linear."""
         reader = input_readers(self.parts)
@@ -123,22 +119,6 @@ class LayerQuantizer:
             self.config, self.layer, tensors, streams, inputs, record=names, workers=self.workers
         )
         return {name: statistics[reader[name]] for name in recorded}, routed
-
-    def _smooth(self, tensors: Tensors, statistics: Statistics) -> Tensors:
-        """Search and move the scales of the layer's pairs, which share no tensor; returns them by target."""
-
-        def search_and_move(search: SmoothPlan) -> torch.Tensor:
-            targets = search.subgraph.targets
-            weights = [tensors[f"{t}.weight"] for t in targets if self._quantized(t)]  # FLOAT ones lose nothing
-            scale = search_scale(weights, statistics[targets[0]], search)
-            return move_scale(tensors, self.config, search.subgraph, scale)
-
-        scales = self.workers.map(search_and_move, self._searches)
-        pairs = zip(self._searches, scales, strict=True)
-        return {target: scale for search, scale in pairs for target in search.subgraph.targets}
-
-    def _quantized(self, name: str) -> bool:
-        return self.plan.linears[self.prefix + name].scheme != schemes.FLOAT
 
     def _prepare(self, statistics: Statistics, scales: Tensors) -> dict[str, RoundingState | None]:
         """States by linear; one for equal plans that read the same input after the same smoothing."""
@@ -159,28 +139,28 @@ class LayerQuantizer:
     # -- output -----------------------------------------------------------------------------------------------------
 
     def _write(self, tensors: Tensors, statistics: Statistics, scales: Tensors) -> None:
-        for part in self.parts:
-            if isinstance(part, Linear) and part.is_table:
-                write_table(self.weights, self.store, self.workers, self.prefix, part, self.gains)
+        for weight in self.parts:
+            if isinstance(weight, Linear) and weight.is_table:
+                write_table(self.weights, self.store, self.workers, self.prefix, weight, self.gains)
         states = self._prepare(statistics, scales) if statistics else {}
 
         def write_block(block: tuple[Weight, int, int]) -> ErrorSums:
-            part, start, stop = block
-            rows, activation = tensors[part.tensor_name][start:stop], self._range(part, statistics, scales)
-            return self.store.write_rows(self.prefix, part, rows, start, activation, states.get(part.name))
+            weight, start, stop = block
+            rows, activation = tensors[weight.tensor_name][start:stop], self._range(weight, statistics, scales)
+            return self.store.write_rows(self.prefix, weight, rows, start, activation, states.get(weight.name))
 
-        parts = [part for part in self.parts if not part.is_table]
-        pieces = [(part, *block) for part in parts for block in blocks(tuple(tensors[part.tensor_name].shape))]
+        parts = [weight for weight in self.parts if not weight.is_table]
+        pieces = [(weight, *block) for weight in parts for block in blocks(tuple(tensors[weight.tensor_name].shape))]
         errors: ErrorSums = {}
         for block_errors in self.workers.map(write_block, pieces):
             add_errors(errors, block_errors)
         unit = WorkUnit.backbone(self.layer)
         self.store.finish(unit, UnitRecord(errors, checksum=self.store.checksum(unit)))
 
-    def _range(self, part: Weight, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
-        if part.name not in statistics or self.store.scheme(self.prefix, part) != schemes.W8A8:
+    def _range(self, weight: Weight, statistics: Statistics, scales: Tensors) -> ActivationRange | None:
+        if weight.name not in statistics or self.store.scheme(self.prefix, weight) != schemes.W8A8:
             return None
-        return statistics[part.name].range_after(scales.get(part.name))
+        return statistics[weight.name].range_after(scales.get(weight.name))
 
     # -- routed experts ---------------------------------------------------------------------------------------------
 
@@ -199,6 +179,31 @@ class LayerQuantizer:
                 store.finish(WorkUnit.expert(layer, expert), record)
             done = layer + (expert + 0.5) / count
             self.progress(f"layer {layer} expert {expert}", done, self.config.num_layers_with_mtp)
+
+
+def smooth_layer(
+    plan: QuantizationPlan,
+    layer: int,
+    searches: Sequence[SmoothPlan],
+    tensors: Tensors,
+    statistics: Statistics,
+    workers: Workers,
+) -> Tensors:
+    """Search and move the scales of a layer's pairs, which share no tensor, in `tensors`; returns them by target.
+
+    Args:
+        statistics: of the targets' inputs, by linear.
+    """
+    prefix = plan.config.spec.layer_prefix(layer)
+
+    def search_and_move(search: SmoothPlan) -> torch.Tensor:
+        targets = search.subgraph.targets
+        quantized = [name for name in targets if plan.linears[prefix + name].scheme != schemes.FLOAT]
+        scale = search_scale([tensors[f"{name}.weight"] for name in quantized], statistics[targets[0]], search)
+        return move_scale(tensors, plan.config, search.subgraph, scale)
+
+    scales = zip(searches, workers.map(search_and_move, searches), strict=True)
+    return {target: scale for search, scale in scales for target in search.subgraph.targets}
 
 
 def write_table(

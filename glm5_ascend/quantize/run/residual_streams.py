@@ -8,8 +8,8 @@ from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.spec import find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, Selections, stream_name
-from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.calibration.forward import FloatLayer, LayerStreams, open_selections, stream_name
+from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
@@ -38,26 +38,14 @@ class ResidualStreams:
         self.lengths = tuple(len(sequence) for sequence in self.sequences)
         self._current: Stream | None = None
         self._next: Stream | None = None
-        self._mtp: Stream | None = None
-        self.selections = None if calibration is None else Selections(self.config, folder, self.lengths)
-
-    def __enter__(self) -> ResidualStreams:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        files = [stream.file for stream in (self._current, self._next, self._mtp) if stream is not None]
-        if self.selections is not None and self.selections.file is not None:
-            files.append(self.selections.file)
-        for file in files:
-            file.close()
+        self.selections = None if calibration is None else open_selections(self.config, folder, self.lengths)
 
     def around(self, layer: int) -> LayerStreams | None:
         """The streams around a layer; None where nothing is decided by calibration, here or in later layers."""
-        if self.selections is None or layer > self.plan.last_calibrated_layer:
+        if not self.sequences or layer > self.plan.last_calibrated_layer:
             return None
         if self.config.is_mtp(layer):
-            self._mtp = self._mtp_stream(layer)
-            return LayerStreams(self._mtp, None, self.selections)
+            return LayerStreams(self._mtp_stream(layer), None, self.selections)
         if self._current is None:
             stored = layer > 0 and WorkUnit.layer(layer - 1) in self.journal
             self._current = self._stream(layer) if stored else self._embedded()
@@ -69,7 +57,7 @@ class ResidualStreams:
         """The journal has the layer: its output is the input of the next one."""
         if self._next is not None:
             if self._current is not None:
-                self._current.file.remove()
+                self._current.remove()
             self._current, self._next = self._next, None
 
     def _stream(self, layer: int) -> Stream:
@@ -79,9 +67,9 @@ class ResidualStreams:
         stream = Stream(self.folder / stream_name(0), self.lengths, self.config.stream_width)
         table = find(self.config.spec.global_weights, self.config.spec.embedding)
 
-        def embed(number: int) -> None:
-            embedded = self.weights.lookup("", table, self.sequences[number])
-            stream.set_sequence(number, streams.spread(self.config, embedded))
+        def embed(index: int) -> None:
+            embedded = self.weights.lookup("", table, self.sequences[index])
+            stream.set_sequence(index, streams.spread(self.config, embedded))
 
         self.workers.for_each(embed, range(len(self.sequences)))
         return stream
@@ -98,13 +86,13 @@ class ResidualStreams:
         stream = Stream(self.folder / "stream-mtp", tuple(n - 1 for n in self.lengths), config.hidden_size)
         table = find(parts, "embed_tokens")
 
-        def set_mtp_input(number: int) -> None:
-            hidden = streams.merged(config, main.sequence(number).to(weights.device))
+        def set_mtp_input(index: int) -> None:
+            hidden = streams.merged(config, main.sequence(index).to(weights.device))
             normed = layers.rms_norm(hidden, final, config.rms_norm_eps)
             if rot is not None:
                 normed = normed @ rot.T  # what the engine's `rot` linear does
-            embedding = weights.lookup(prefix, table, self.sequences[number][1:]).to(weights.device)
-            stream.set_sequence(number, layers.mtp_input(config, mtp, embedding, normed[:-1]))
+            embedding = weights.lookup(prefix, table, self.sequences[index][1:]).to(weights.device)
+            stream.set_sequence(index, layers.mtp_input(config, mtp, embedding, normed[:-1]))
 
         self.workers.for_each(set_mtp_input, range(len(self.sequences)))
         return stream

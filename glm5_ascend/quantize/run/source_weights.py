@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from glm5_ascend.checkpoint.read_ahead import ReadAhead
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
@@ -28,47 +28,47 @@ class FloatWeights:
         device: of the tensors returned.
     """
 
-    def __init__(self, source: SourceCheckpoint, rotations: Rotations | None, device: torch.device) -> None:
+    def __init__(self, source: Source, rotations: Rotations | None, device: torch.device) -> None:
         self.source, self.rotations, self.device = source, rotations, device
         self._size = source.config.sizes
 
     def gains(self, prefix: str, parts: Iterable[Weight]) -> Tensors:
         """The norms' gains as stored, by module name."""
         gains = {}
-        for part in parts:
-            if isinstance(part, Vector) and part.role == "norm":
-                name = prefix + part.tensor_name
-                gains[part.name] = self._finite(name, self.source.read(name)).to(self.device)
+        for weight in parts:
+            if isinstance(weight, Vector) and weight.role == "norm":
+                name = prefix + weight.tensor_name
+                gains[weight.name] = self._finite(name, self.source.read(name)).to(self.device)
         return gains
 
-    def load(self, prefix: str, part: Weight, gains: Tensors) -> torch.Tensor:
+    def load(self, prefix: str, weight: Weight, gains: Tensors) -> torch.Tensor:
         """One whole part, fp32."""
-        return self.load_all(prefix, [part], gains)[part.tensor_name]
+        return self.load_all(prefix, [weight], gains)[weight.tensor_name]
 
     def load_all(self, prefix: str, parts: Iterable[Weight], gains: Tensors, workers: Workers | None = None) -> Tensors:
         """Several parts by tensor name, in pieces and in parallel if there are workers."""
         parts = list(parts)
-        tensors = {part.tensor_name: torch.empty(part.shape(self._size), device=self.device) for part in parts}
+        tensors = {weight.tensor_name: torch.empty(weight.shape(self._size), device=self.device) for weight in parts}
 
         def load_rows(piece: tuple[Weight, int, int]) -> None:
-            part, start, stop = piece
-            rows, name = tensors[part.tensor_name][start:stop], prefix + part.tensor_name
+            weight, start, stop = piece
+            rows, name = tensors[weight.tensor_name][start:stop], prefix + weight.tensor_name
             rows.copy_(self._finite(name, self.source.read_rows(name, start, stop)))
             if self.rotations is not None:
-                fuse_and_rotate_inputs(rows, part, gains, self.rotations)
+                fuse_and_rotate_inputs(rows, weight, gains, self.rotations)
 
         def rotate_columns(piece: tuple[Linear, int]) -> None:
-            part, start = piece
+            weight, start = piece
             assert self.rotations is not None
-            columns = tensors[part.tensor_name][:, start : start + COLUMNS]
-            self.rotations.rotate_outputs(columns, part.basis_out)
+            columns = tensors[weight.tensor_name][:, start : start + COLUMNS]
+            self.rotations.rotate_outputs(columns, weight.basis_out)
 
-        pieces = [(part, *block) for part in parts for block in blocks(part.shape(self._size))]
+        pieces = [(weight, *block) for weight in parts for block in blocks(weight.shape(self._size))]
         list(in_order(workers, load_rows, pieces))
         if self.rotations is not None:
-            linears = (part for part in parts if isinstance(part, Linear) and part.basis_out != FIXED)
+            linears = (weight for weight in parts if isinstance(weight, Linear) and weight.basis_out != FIXED)
             list(in_order(workers, rotate_columns, (
-                (part, start) for part in linears for start in range(0, part.shape(self._size)[1], COLUMNS)
+                (weight, start) for weight in linears for start in range(0, weight.shape(self._size)[1], COLUMNS)
             )))  # fmt: skip
         return tensors
 
@@ -82,17 +82,17 @@ class FloatWeights:
 
         return ReadAhead(self.source, range(config.n_routed_experts if config.is_moe(layer) else 0), names)
 
-    def rows(self, prefix: str, part: Weight, gains: Tensors, start: int, stop: int) -> torch.Tensor:
+    def rows(self, prefix: str, weight: Weight, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
-        name = prefix + part.tensor_name
+        name = prefix + weight.tensor_name
         rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
-        return self._transform(rows, part, gains)
+        return self._transform(rows, weight, gains)
 
-    def lookup(self, prefix: str, part: Weight, ids: torch.Tensor) -> torch.Tensor:
+    def lookup(self, prefix: str, weight: Weight, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
-        name, (unique, inverse) = prefix + part.tensor_name, ids.unique(return_inverse=True)
+        name, (unique, inverse) = prefix + weight.tensor_name, ids.unique(return_inverse=True)
         read = torch.cat([self.source.read_rows(name, row, row + 1) for row in unique.tolist()])
-        return self._transform(self._finite(name, read).to(self.device), part, {}).cpu()[inverse]
+        return self._transform(self._finite(name, read).to(self.device), weight, {}).cpu()[inverse]
 
     def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor`; rounding would make plausible integers of a NaN or an infinity.
@@ -108,7 +108,7 @@ class FloatWeights:
                 )
         return tensor
 
-    def _transform(self, rows: torch.Tensor, part: Weight, gains: Tensors) -> torch.Tensor:
+    def _transform(self, rows: torch.Tensor, weight: Weight, gains: Tensors) -> torch.Tensor:
         if self.rotations is not None:
-            fuse_and_rotate_inputs(rows, part, gains, self.rotations)
+            fuse_and_rotate_inputs(rows, weight, gains, self.rotations)
         return rows

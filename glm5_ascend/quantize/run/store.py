@@ -55,38 +55,38 @@ class Store:
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
-    def scheme(self, prefix: str, part: Weight) -> str:
-        return self.plan.linears[prefix + part.name].scheme if isinstance(part, Linear) else schemes.FLOAT
+    def scheme(self, prefix: str, weight: Weight) -> str:
+        return self.plan.linears[prefix + weight.name].scheme if isinstance(weight, Linear) else schemes.FLOAT
 
     def write_rows(
         self,
         prefix: str,
-        part: Weight,
+        weight: Weight,
         rows: torch.Tensor,
         start: int,
         activation: ActivationRange | None = None,
         state: RoundingState | None = None,
     ) -> ErrorSums:
         """Round rows fp32 [n, K] of a part as planned and write them from row `start` on; returns their errors."""
-        name, scheme = prefix + part.tensor_name, self.scheme(prefix, part)
+        name, scheme = prefix + weight.tensor_name, self.scheme(prefix, weight)
         if scheme == schemes.FLOAT:
-            dtype = torch.float32 if isinstance(part, Vector) else self.plan.source.dtype(name)
+            dtype = torch.float32 if isinstance(weight, Vector) else self.plan.source.dtype(name)
             self.writer.write_rows(name, start, rows.to(dtype))
             return {}
-        method = self.plan.linears[prefix + part.name].method
-        rounded = quantize_linear(part.name, rows, scheme, method, activation, state)
+        method = self.plan.linears[prefix + weight.name].method
+        rounded = quantize_linear(weight.name, rows, scheme, method, activation, state)
         for suffix, value in rounded.per_row.items():
             # INT4 packs two rows into one, so a row of the weight is half a row of what is stored.
-            self.writer.write_rows(f"{prefix}{part.name}.{suffix}", start * len(value) // len(rows), value)
+            self.writer.write_rows(f"{prefix}{weight.name}.{suffix}", start * len(value) // len(rows), value)
         for suffix, value in rounded.per_tensor.items():
-            self.writer.write_rows(f"{prefix}{part.name}.{suffix}", 0, value)
+            self.writer.write_rows(f"{prefix}{weight.name}.{suffix}", 0, value)
         return {scheme: (rounded.squared_error, rounded.squared_weight)}
 
-    def write(self, prefix: str, part: Weight, tensor: torch.Tensor, state: RoundingState | None = None) -> ErrorSums:
+    def write(self, prefix: str, weight: Weight, tensor: torch.Tensor, state: RoundingState | None = None) -> ErrorSums:
         """Write a whole part."""
         errors: ErrorSums = {}
         for start, stop in blocks(tuple(tensor.shape)):
-            add_errors(errors, self.write_rows(prefix, part, tensor[start:stop], start, state=state))
+            add_errors(errors, self.write_rows(prefix, weight, tensor[start:stop], start, state=state))
         return errors
 
     # -- units of work ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Store:
         else:
             prefix, expert = spec.layer_prefix(unit.layer_number), unit.expert_number
             parts = config.backbone(unit.layer_number) if expert is None else spec.expert_linears(expert)
-        names = [tensor.name for part in parts for tensor in self.plan.stored(prefix, part)]
+        names = [tensor.name for weight in parts for tensor in self.plan.stored(prefix, weight)]
         return [*names, ROT_NAME] if unit == GLOBALS and self.plan.recipe.rotates else names
 
     def checksum(self, unit: WorkUnit) -> str:

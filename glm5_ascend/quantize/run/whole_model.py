@@ -38,12 +38,12 @@ def write_tensors(
     _write_globals(weights, store, workers)
     for layer in layers:
         store.accept_written(layer)
-    with ResidualStreams(plan, weights, store.journal, workers, folder, calibration) as streams:
-        for layer in layers:
-            if WorkUnit.layer(layer) not in store.journal:
-                LayerQuantizer(weights, store, workers, layer, streams.around(layer), progress).run()
-                streams.layer_done()
-                progress(str(store.report(layer)), layer + 1, len(layers))
+    streams = ResidualStreams(plan, weights, store.journal, workers, folder, calibration)
+    for layer in layers:
+        if WorkUnit.layer(layer) not in store.journal:
+            LayerQuantizer(weights, store, workers, layer, streams.around(layer), progress).run()
+            streams.layer_done()
+            progress(str(store.report(layer)), layer + 1, len(layers))
     store.writer.finish()
     return [store.report(layer) for layer in layers]
 
@@ -56,11 +56,11 @@ def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> Non
         return
     parts = plan.config.global_weights
     gains = weights.gains("", parts)
-    for part in parts:
-        if isinstance(part, Linear):
-            write_table(weights, store, workers, "", part, gains)
+    for weight in parts:
+        if isinstance(weight, Linear):
+            write_table(weights, store, workers, "", weight, gains)
         else:
-            store.write("", part, weights.load("", part, gains))
+            store.write("", weight, weights.load("", weight, gains))
     if weights.rotations is not None:
         rot = weights.rotations.mtp_rotation(gains[plan.config.spec.final_norm])
         writer.write_rows(ROT_NAME, 0, rot.to(plan.source.dtype(f"{plan.config.spec.final_norm}.weight")))

@@ -16,7 +16,7 @@ from torch import nn
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import copy_serving_files
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import Source, open_source
 from glm5_ascend.errors import CheckpointError, ConfigError, OutputError, RecipeError
 from glm5_ascend.files.written import copy_file, new_folder
 from glm5_ascend.quantize.plan import LinearPlan, QuantizationPlan
@@ -71,7 +71,9 @@ class QuantizedExperts(nn.Module):
                 continue  # a token that another rank's expert takes
             token, slot = torch.where(top_k_index == expert)
             x, rows = hidden_states[token], self.gate_up_proj[expert].chunk(2)
-            gate, up = (self._linear(expert, name, part, x) for name, part in zip(_GATE_UP, rows, strict=True))
+            gate, up = (
+                self._linear(expert, name, projection, x) for name, projection in zip(_GATE_UP, rows, strict=True)
+            )
             y = self._linear(expert, "down_proj", self.down_proj[expert], self.act_fn(gate) * up)
             out = out.index_add(0, token, (y * top_k_weights[token, slot, None]).to(out.dtype))
         return out
@@ -105,8 +107,10 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
         if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, nn.Parameter):
             names = [f"{name}.{expert}." for expert in range(len(module.gate_up_proj))]
             parts = (*_GATE_UP, "down_proj")
-            quantized = QuantizedExperts(module, [{part: linears[of + part] for part in parts} for of in names], dtype)
-            replaced |= {of + part for of in names for part in parts}
+            quantized = QuantizedExperts(
+                module, [{projection: linears[of + projection] for projection in parts} for of in names], dtype
+            )
+            replaced |= {of + projection for of in names for projection in parts}
         elif isinstance(module, nn.Linear) and name in linears and linears[name].scheme != schemes.FLOAT:
             quantized = QuantizedLinear(module.weight, linears[name], dtype)
             replaced.add(name)
@@ -128,7 +132,7 @@ def prepare_qat(model: nn.Module, recipe: str = "qat-w4a8", source: Path | None 
     return model
 
 
-def rounded_linears(source: SourceCheckpoint, name: str) -> dict[str, LinearPlan]:
+def rounded_linears(source: Source, name: str) -> dict[str, LinearPlan]:
     """Plans of all linears by a recipe for training, by full name; errors as of `prepare_qat`."""
     recipe = load_recipe(find_recipe(name))
     linears = QuantizationPlan(source, recipe).linears
@@ -177,7 +181,7 @@ def export_trained(model: nn.Module, out: Path, source: Path | None = None) -> P
             f"{checkpoint.directory}: has no tensor {unknown[0]}", "give the checkpoint it was loaded from"
         )
     with new_folder(out) as aside:
-        copy_serving_files(checkpoint.directory, aside)
+        copy_serving_files(checkpoint.directory, checkpoint.raw, aside)
         names: dict[str, list[str]] = {}
         for name, file in sorted(checkpoint.files.file_of.items()):
             names.setdefault(file, []).append(name)
@@ -199,14 +203,16 @@ def hub_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if re.search(r"\.mlp\.experts$", prefix) and last in ("gate_up_proj", "down_proj"):
             for expert, weight in enumerate(tensor):
                 fused = last == "gate_up_proj"
-                for part, rows in zip(_GATE_UP if fused else (last,), weight.chunk(2 if fused else 1), strict=True):
-                    yield f"{prefix}.{expert}.{part}.weight", rows
+                for projection, rows in zip(
+                    _GATE_UP if fused else (last,), weight.chunk(2 if fused else 1), strict=True
+                ):
+                    yield f"{prefix}.{expert}.{projection}.weight", rows
         else:
             yield name, tensor
 
 
-def _source(model: nn.Module, source: Path | None) -> SourceCheckpoint:
+def _source(model: nn.Module, source: Path | None) -> Source:
     directory = Path(source or getattr(model, "name_or_path", "") or "")
     if not (directory / "config.json").is_file() or directory == Path():
         raise ConfigError(f"{directory}: no checkpoint of this model there", "name its folder: source=DIR")
-    return SourceCheckpoint(directory)
+    return open_source(directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glm5_ascend.quantize.calibration.row_file import Stream
+from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
@@ -36,16 +36,19 @@ def test_a_sequence_leaves_nothing_but_its_stream(
     live: dict[str, list[int]] = {}
     write = Stream.set_sequence
 
-    def counted(stream: Stream, number: int, values: torch.Tensor) -> None:
-        counts, deadline = live.setdefault(stream.file.path.name, []), time.monotonic() + 60
-        if number == 5:
+    def counted(stream: Stream, index: int, values: torch.Tensor) -> None:
+        if not stream.path.name.startswith("stream-"):
+            write(stream, index, values)
+            return
+        counts, deadline = live.setdefault(stream.path.name, []), time.monotonic() + 60
+        if index == 5:
             time.sleep(0.2)
             counts.append(live_bytes())
-        elif number == SEQUENCES - 1:
+        elif index == SEQUENCES - 1:
             while (last := live_bytes()) != counts[0] and time.monotonic() < deadline:
                 time.sleep(0.01)
             counts.append(last)
-        write(stream, number, values)
+        write(stream, index, values)
 
     monkeypatch.setattr(Stream, "set_sequence", counted)
     calib = tmp_path / "calib.txt"

@@ -34,9 +34,9 @@ def test_it_is_refused_by_name_and_nothing_is_published(recipe: str, name: str, 
 
 
 def test_finite_values_may_add_up_to_infinity(tmp_path: Path) -> None:
-    from glm5_ascend.checkpoint.source import SourceCheckpoint
+    from glm5_ascend.checkpoint.source import open_source
     from glm5_ascend.quantize.run.source_weights import FloatWeights
 
-    weights = FloatWeights(SourceCheckpoint(write_tiny_model(tmp_path / "source")), None, torch.device("cpu"))
+    weights = FloatWeights(open_source(write_tiny_model(tmp_path / "source")), None, torch.device("cpu"))
     large = torch.full((4,), 3e38)
     assert weights._finite("x", large) is large

@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.writer import ShardWriter
 from glm5_ascend.model.spec import find
-from glm5_ascend.quantize import limits
 from glm5_ascend.quantize.methods.rounding import ActivationRange
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
@@ -23,7 +22,7 @@ from glm5_ascend.quantize.run.store import Store
 
 def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The static input's scale has as many rows as the block, but belongs to the whole linear."""
-    plan = QuantizationPlan(SourceCheckpoint(tiny_source), load_recipe(find_recipe("w8a8")))
+    plan = QuantizationPlan(open_source(tiny_source), load_recipe(find_recipe("w8a8")))
     prefix, parts = plan.config.spec.layer_prefix(1), plan.config.backbone(1)
     part = find(parts, "self_attn.q_a_proj")
     shape = part.shape(plan.config.sizes)
@@ -46,6 +45,6 @@ def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch:
 
 
 def test_blocks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 64 * limits.BLOCK_ROWS)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 64 * blocks_module.BLOCK_ROWS)
     assert list(blocks((50, 64))) == [(0, 16), (16, 32), (32, 48), (48, 50)]
     assert list(blocks((5,))) == [(0, 5)]

@@ -11,7 +11,7 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.source import SourceCheckpoint
+from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError, ConfigError, OutputError, RecipeError
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.quantize.training.prepare import export_trained, prepare_qat, rounded_weights
@@ -75,7 +75,7 @@ def test_exported_and_quantized_it_holds_what_training_saw(source: Path, tmp_pat
         assert torch.equal(schemes.integer_weight(scheme, {"weight": stored.read(f"{name}.weight")}), fake.integers)
         assert torch.equal(stored.read(f"{name}.weight_scale"), fake.scale), name
     assert sum(".experts." in name for name in rounded) == 3 * 4
-    before, after = SourceCheckpoint(source), SourceCheckpoint(trained)
+    before, after = open_source(source), open_source(trained)
     changed = {name for name in before.files.entries if not torch.equal(before.read(name), after.read(name))}
     assert any(".experts.1.up_proj" in name for name in changed) and "lm_head.weight" in changed
     assert not [name for name in changed if name.startswith("model.layers.2.") or ".indexer." in name]
@@ -114,8 +114,8 @@ def test_the_example_learns_the_same_in_one_process_and_in_two(source: Path, tmp
             cwd=ROOT, env=environment(STEPS="3"), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        trained[ranks] = SourceCheckpoint(tmp_path / str(ranks))
-    before = SourceCheckpoint(source)
+        trained[ranks] = open_source(tmp_path / str(ranks))
+    before = open_source(source)
     moved = [name for name in before.files.entries if not torch.equal(before.read(name), trained[1].read(name))]
     assert len(moved) > 20
     # One gradient, averaged in another order: fp32's last bits, and values that these push over a rounding step.

@@ -9,8 +9,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "quantize",
         "a norm's gain is divided out of the weight that reads it",
-        "tensor *= torch.cat([gains[norm] for norm in part.norm])",
-        "tensor /= torch.cat([gains[norm] for norm in part.norm])",
+        "rows *= torch.cat([gains[norm] for norm in weight.norm])",
+        "rows /= torch.cat([gains[norm] for norm in weight.norm])",
         "test_rotation_alone_keeps_the_function",
     ),
     fault(
@@ -60,8 +60,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "quantize",
         "parts of a fused module may have different types",
-        "                if len(kinds) > 1:\n                    raise RecipeError(",
-        "                if len(kinds) > 3:\n                    raise RecipeError(",
+        "if len({types[module] for module in typed}) > 1:",
+        "if len({types[module] for module in typed}) > 3:",
         "test_plan_refuses_what_the_engine_cannot_run",
     ),
     fault(

@@ -3,10 +3,13 @@
 Large models have a few activation channels far above the rest. A small freshly trained model has none, so its
 activations are easy to round to 8 bits. Planting scales some channels up in the tensor that produces them and down in
 the tensors that read them. The factor is a power of two: every product stays exact, in bf16 too.
+
+    python -m benchmarks.training.outliers DIR --factor 32    # the demo model with outliers
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -15,10 +18,9 @@ import torch
 from torch import Tensor
 
 from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
+from glm5_ascend.demo_model.resources import data_folder, require_empty
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.files.written import copy_file, new_folder, write_file
-
-from .resources import require_empty
 
 WEIGHTS_NAME = "model.safetensors"
 #: Norm -> the linears that read its output.
@@ -102,3 +104,11 @@ def _with_outliers(tensors: dict[str, Tensor], factor: float, channels: int, see
             scale_up(name, picked)
             scale_down(f"{match[1]}down_proj.weight", picked)
     return planted
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--factor", type=float, default=32)
+    args = parser.parse_args()
+    print(plant(data_folder(), args.out, args.factor))
