@@ -36,12 +36,12 @@ def language_keys(raw: dict[str, Any], path: Path) -> tuple[ModelSpec, dict[str,
     Raises:
         ConfigError: another architecture, or an object of it is missing.
     """
-    spec = check_architecture(raw, path)
+    spec = _check_architecture(raw, path)
     _check_objects(raw, spec, path)
     return spec, flat_keys(completed(raw))
 
 
-def check_architecture(raw: dict[str, Any], path: Path) -> ModelSpec:
+def _check_architecture(raw: dict[str, Any], path: Path) -> ModelSpec:
     """The architecture of a config.json; `ConfigError` for another one names those that are confused with GLM-5."""
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and model_type in SPECS:

@@ -23,8 +23,7 @@ from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehears
 from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_json import check_architecture
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve import engine_parser
 from glm5_ascend.serve.flag_types import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
@@ -128,7 +127,7 @@ def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
         raise ConfigError("rehearse needs a checkpoint and --profile", "or --prepare DIR, once")
     checkpoint, profile = Path(options.checkpoint), load(options.profile)
     require_vllm_ascend(profile)
-    check_architecture(read_config(checkpoint), checkpoint / "config.json")
+    load_config(checkpoint)
     environment = find_environment()
     ranks: list[RehearsedRank] = []
     for role in profile.roles.values() if options.role is None else [profile.role(options.role)]:
