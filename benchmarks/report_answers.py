@@ -16,9 +16,13 @@ from pathlib import Path
 
 
 def main() -> None:
-    from glm5_ascend.serve.launch import ENVIRONMENT
+    from glm5_ascend.deploy.profiles.load import load
 
-    for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    for name, value in {
+        **load("cpu").role(None).env,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }.items():
         os.environ.setdefault(name, value)
     from training.held_out import held_out_questions, render_question, score
     from vllm import LLM, SamplingParams

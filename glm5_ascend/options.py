@@ -112,22 +112,16 @@ def with_options(
                 return function(cast(Any, args[0]))
             return function(options(*args, **kwargs))
 
-        parameters = inspect.signature(options).parameters.values()
+        parameters, hints = inspect.signature(options).parameters.values(), get_type_hints(options)
         returns = inspect.signature(function).return_annotation
         call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [parameter.replace(annotation=_plain(parameter.annotation)) for parameter in parameters],
+            [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters],
             return_annotation=returns,
         )
         call.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{_descriptions(cast(type, options))}"
         return cast("OptionsFunction[P, O_contra, R_co]", call)
 
     return decorate
-
-
-def _plain(annotation: Any) -> Any:
-    """The type of a field for `help()`, without its description."""
-    text = str(annotation)
-    return text.removeprefix("Annotated[").partition(", ")[0] if text.startswith("Annotated[") else annotation
 
 
 def _descriptions(options: type) -> str:

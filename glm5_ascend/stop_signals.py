@@ -2,7 +2,7 @@
 
 While a command runs the handler raises KeyboardInterrupt, so that files are cleaned up. Two places would swallow it: an
 import (libraries catch everything there, and extensions turn it into an ImportError) is finished first; one raised in a
-destructor or a callback from C, which Python drops, is sent again. Before and after a command the process just ends.
+destructor or a callback from C, which Python drops, is raised again. Before and after a command the process just ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from types import FrameType
@@ -19,6 +18,8 @@ from typing import Any
 from glm5_ascend.errors import EXIT_INTERRUPTED
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: The system's alarm clock calls the handler again.
+_RETRY = signal.SIGALRM
 _IMPORT = "<frozen importlib._bootstrap>"
 _RETRY_S = 0.05
 #: A longer import is interrupted all the same: the file system may hang.
@@ -42,32 +43,33 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.running = self.received = False
-        self._time, self._number = 0.0, int(signal.SIGINT)
+        self._time = 0.0
 
     def install(self) -> StopSignals:
         """Handle all stop signals that are not ignored: nohup and a shell's background job ignore some."""
-        for number in _STOP:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._handle)
-        sys.unraisablehook = self._resend_dropped
+        for stop in _STOP:
+            if signal.getsignal(stop) is not signal.SIG_IGN:
+                signal.signal(stop, self._handle)
+        signal.signal(_RETRY, self._handle)
+        sys.unraisablehook = _retry_dropped
         return self
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self.received:
             self.received, self._time = True, time.monotonic()
-        self._number = number
         if not self.running:
             os._exit(report_interrupted())
         if _is_importing(frame) and time.monotonic() < self._time + _LONGEST_IMPORT_S:
-            _resend(number)
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
             raise KeyboardInterrupt
 
-    def _resend_dropped(self, dropped: Any) -> None:
-        if issubclass(dropped.exc_type, KeyboardInterrupt):
-            _resend(self._number)  # the same signal: SIGINT may be ignored
-        else:
-            sys.__unraisablehook__(dropped)
+
+def _retry_dropped(dropped: Any) -> None:
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -76,11 +78,3 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _resend(number: int) -> None:
-    main = threading.main_thread().ident
-    if main is not None:
-        timer = threading.Timer(_RETRY_S, signal.pthread_kill, (main, number))
-        timer.daemon = True
-        timer.start()

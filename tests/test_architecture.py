@@ -46,7 +46,7 @@ REHEARSED = "glm5_ascend.deploy.rehearsal.inside."
 #: Heavy packages and who may import them: a module, or everything below a name that ends with a dot.
 THIRD_PARTY = {
     "vllm": ("glm5_ascend.serve.", REHEARSED),
-    "transformers": ("glm5_ascend.checkpoint.tokenizer_child", "glm5_ascend.serve."),
+    "transformers": ("glm5_ascend.checkpoint.tokenizer", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend.", REHEARSED),
     "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", "glm5_ascend.serve.engine_parser.", REHEARSED),
@@ -142,7 +142,6 @@ PARSERS = {
     "glm5_ascend.files": "the readers of foreign files",
     "glm5_ascend.quantize.run.journal": "a line counts only if it is, byte for byte, what we write",
     "glm5_ascend.quantize.run.whole_model": "tensors of the first rank, weights only",
-    "glm5_ascend.checkpoint.tokenizer_child": "requests of the process that has started it",
     "glm5_ascend.deploy.rehearsal.inside.rank": "the job that the command has written",
     "glm5_ascend.cli.demo": "a tool call of the server that the demo has started",
 }

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.serve.cores import variables
-from glm5_ascend.serve.launch import ENVIRONMENT
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
@@ -209,7 +209,7 @@ def main() -> None:
     began = time.perf_counter()
     directory, file, threads, *commands = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
-    for name, value in {**ENVIRONMENT, **variables(1), "VLLM_LOGGING_LEVEL": "ERROR"}.items():
+    for name, value in {**load("cpu").role(None).env, **variables(1), "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     ids = array("i", Path(file).read_bytes()).tolist()

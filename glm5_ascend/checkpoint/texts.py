@@ -9,7 +9,7 @@ from typing import Any
 
 from glm5_ascend.checkpoint.chats import SHAPES, chat, plain_text, tools
 from glm5_ascend.checkpoint.records import opened, read_records
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
 
 #: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.

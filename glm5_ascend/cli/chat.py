@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ import typer
 
 from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.errors import ConfigError, Glm5Error, printable, shortened
-from glm5_ascend.options import Argument, Option
+from glm5_ascend.options import Argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,16 +43,10 @@ class ChatOptions:
     target: Annotated[str, Argument("[URL|DIR]", "A server, or a checkpoint that is served during the chat.")] = (
         "http://127.0.0.1:8000"
     )
-    _: KW_ONLY
-    temperature: Annotated[float | None, Option("Sampling temperature.", min=0, max=2, default_text="the server's")] = (
-        None
-    )
-    system: Annotated[str, Option("System message.")] = ""
-    think: Annotated[bool, Option("Think before the answer.", flags=("--think/--no-think",))] = True
 
 
 def register(app: typer.Typer) -> None:
-    add_command(app, "chat", run, "chat", "chat http://127.0.0.1:8000 --no-think", "chat glm5-w4a8")
+    add_command(app, "chat", run, "chat", "chat http://127.0.0.1:8000", "chat glm5-w4a8")
 
 
 def run(options: ChatOptions, output: Output) -> int:
@@ -63,9 +57,6 @@ def run(options: ChatOptions, output: Output) -> int:
     console = text_console()
     with _served(options.target, console) as url:
         conversation = connect(url, "", os.environ.get("OPENAI_API_KEY", ""))
-        if options.system:
-            conversation.messages.append({"role": "system", "content": options.system})
-        conversation.temperature, conversation.thinking = options.temperature, options.think
         name = printable(shortened(conversation.model))
         console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim")
         _talk(conversation, console)
@@ -137,7 +128,7 @@ def _show(conversation: Conversation, pieces: Iterator[Piece], console: Console)
         if last and channel != last:
             console.print()
         shown = f"call {text}" if channel == TOOL_CALL else text
-        style = "dim" if channel == THINKING else "cyan" if channel == TOOL_CALL else ""
+        style = {THINKING: "dim", TOOL_CALL: "cyan"}.get(channel, "")
         console.print(_CONTROL.sub("\ufffd", shown), style=style, end="", soft_wrap=True)
         last = channel
     seconds, (prompt, completion) = time.monotonic() - start, conversation.usage
@@ -154,7 +145,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         conversation.tools = [] if value == "off" else _read_tools(Path(value))
         console.print(f"{len(conversation.tools)} tools")
     elif name == "clear":
-        conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
+        conversation.messages.clear()
         console.print("deleted")
     elif name == "history":
         for message in conversation.messages:

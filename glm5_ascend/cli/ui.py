@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import typer
 
 from glm5_ascend.cli.command import Output, add_command
-from glm5_ascend.errors import ConfigError
 from glm5_ascend.options import Option
+
+#: Port of the page; another one if it is taken.
+PORT = 8080
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,6 @@ class UiOptions:
 
     _: KW_ONLY
     url: Annotated[str, Option("The server, http://HOST:PORT.", "URL")] = "http://127.0.0.1:8000"
-    port: Annotated[int, Option("Port of the page on 127.0.0.1; 0: any free port.", min=0, max=65535)] = 8080
 
 
 def register(app: typer.Typer) -> None:
@@ -29,15 +30,13 @@ def register(app: typer.Typer) -> None:
 
 def run(options: UiOptions, output: Output) -> int:
     """Show the chat page for a remote server, such as an Atlas. The browser talks to that server directly."""
-    url, port = options.url, options.port
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigError(f"{url}: not a URL", "give it as http://HOST:PORT")
-    server_url = f"{parts.scheme}://{parts.netloc}"
+    from glm5_ascend.serve.connection import server_address
+
+    server_url = server_address(options.url)
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(server_url))
-    except OSError as error:
-        raise ConfigError(f"port {port}: {error.strerror or error}", "select another one with --port") from None
+        server = ThreadingHTTPServer(("127.0.0.1", PORT), _handler(server_url))
+    except OSError:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server_url))
     with server:
         print(
             f"open http://127.0.0.1:{server.server_port}/#{quote(server_url, safe=':/')}   (Ctrl-C to stop)", flush=True

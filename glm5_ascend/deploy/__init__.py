@@ -1,8 +1,9 @@
-"""Deployments: profiles, rules for them, files rendered from them, and the diagnosis of a machine.
+"""Deployments: profiles, rules for them, servers and files made of them, and the diagnosis of a machine.
 
-    from glm5_ascend.deploy import doctor, render
+    from glm5_ascend.deploy import doctor, render, serve
 
-The commands `doctor` and `deploy render` call these functions. They are imported late: this package loads no torch.
+The commands `doctor`, `deploy render` and `serve` call these functions. They are imported late: this package loads no
+torch.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glm5_ascend.deploy.diagnosis.doctor import doctor
     from glm5_ascend.deploy.rendering.files import render
+    from glm5_ascend.deploy.server import serve
 
-__all__ = ["doctor", "render"]
-_HOMES = {"doctor": "diagnosis.doctor", "render": "rendering.files"}
+__all__ = ["doctor", "render", "serve"]
+_HOMES = {"doctor": "diagnosis.doctor", "render": "rendering.files", "serve": "server"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 #: Our largest has 21 kB, msModelSlim's recipes less.
 MAX_BYTES = 128 * 1024
-#: Values of a document, an alias counted as what it stands for: ten lines of aliases can stand for 10 ** 9 of them.
-MAX_VALUES = 100_000
+#: Ten lines of aliases can stand for 10 ** 9 values, this many for some twenty times those of the file.
+MAX_ALIASES = 8
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _FIX = "check path and permissions, or restore the file"
 
@@ -82,18 +82,18 @@ def _deepest(node: Any, location: tuple[int | str, ...]) -> tuple[int, list[str]
     import yaml
 
     line, keys = (node.start_mark.line if node is not None else 0), []
-    for part in location:
+    for step in location:
         if isinstance(node, yaml.MappingNode):
-            entry = next(((key, value) for key, value in node.value if key.value == part), None)
+            entry = next(((key, value) for key, value in node.value if key.value == step), None)
             if entry is None:
                 continue
             line, node = entry[0].start_mark.line, entry[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
             line = node.start_mark.line
         else:
             continue
-        keys.append(str(part))
+        keys.append(str(step))
     if location and (not keys or keys[-1] != str(location[-1])) and not isinstance(node, yaml.ScalarNode):
         keys.append(str(location[-1]))  # the key that is missing
     return line + 1, keys
@@ -104,7 +104,7 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
 
     Raises:
         error: one line with the path, and the line in the file where there is one: not there, no regular file, too
-            large, not UTF-8, not YAML, nested too deeply, aliases that stand for too much or for themselves, a key
+            large, not UTF-8, not YAML, nested too deeply, many aliases or one of itself, a key
             given twice, a tag or a value that Python has nothing for (`!!float abc`, the date 2001-99-99), a number of
             too many digits, half a UTF-16 pair.
     """
@@ -113,11 +113,10 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
     data = read_bytes(path, MAX_BYTES, error, _FIX)
     try:
         text = data.decode("utf-8")
-        _check_depth(text)
+        _check_events(text)
         loader = _loader()(text)
         try:
             node = loader.get_single_node()
-            _check_size(node)
             content = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
@@ -138,42 +137,18 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
         raise error(f"{shortened_path(path)}: not valid YAML: {message}", "restore the file") from None
 
 
-def _check_depth(text: str) -> None:
-    """The composer calls itself for each level: count before it does."""
+def _check_events(text: str) -> None:
+    """The composer calls itself for each level, and aliases multiply: count both before it does."""
     import yaml
 
-    depth = 0
+    depth = aliases = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-
-
-def _check_size(node: Any) -> None:
-    """Count values with every alias written out; each node is counted once."""
-    import yaml
-
-    counts: dict[int, int] = {}
-    open_nodes: set[int] = set()
-
-    def size(node: Any, depth: int) -> int:
-        if depth > MAX_DEPTH or id(node) in open_nodes:
-            raise ValueError("an alias inside of what it stands for, or nested too deeply")
-        if id(node) not in counts:
-            open_nodes.add(id(node))
-            children: list[Any] = []
-            if isinstance(node, yaml.MappingNode):
-                children = [part for pair in node.value for part in pair]
-            elif isinstance(node, yaml.SequenceNode):
-                children = node.value
-            counts[id(node)] = 1 + sum(size(child, depth + 1) for child in children)
-            open_nodes.discard(id(node))
-        if counts[id(node)] > MAX_VALUES:
-            raise ValueError(f"more than {MAX_VALUES} values, aliases written out")
-        return counts[id(node)]
-
-    if node is not None:
-        size(node, 1)
+        if aliases > MAX_ALIASES:
+            raise ValueError(f"more than {MAX_ALIASES} aliases: write the values out")
 
 
 @cache

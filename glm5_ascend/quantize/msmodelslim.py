@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from glm5_ascend.checkpoint.output import PROVENANCE_NAME, exclusive, run_dir_of
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig

@@ -1,9 +1,9 @@
 """Serving: vLLM's command line and environment for GLM-5, our plugin inside it, and a client for its API.
 
-    from glm5_ascend.serve import serve, watch
+    from glm5_ascend.serve import watch
 
-are the commands `serve`, without a profile, and `watch`. They are imported late: vLLM's processes import this package
-before torch.
+is the command `watch`; `serve` is in `glm5_ascend.deploy`, because it starts a profile. It is imported late: vLLM's
+processes import this package before torch.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from glm5_ascend.serve.launch import serve
     from glm5_ascend.serve.watching.api import watch
 
-__all__ = ["serve", "watch"]
-_HOMES = {"serve": "launch", "watch": "watching.api"}
+__all__ = ["watch"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return import_module(f"{__name__}.watching.api").watch

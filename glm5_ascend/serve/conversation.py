@@ -41,8 +41,6 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)
     thinking: bool = True
     tools: list[dict[str, Any]] = field(default_factory=list)
-    max_tokens: int | None = None
-    temperature: float | None = None
     usage: tuple[int, int] = (0, 0)
 
     def ask(self, question: str) -> Iterator[Piece]:
@@ -99,13 +97,12 @@ class Conversation:
             raise
 
     def _request(self) -> dict[str, Any]:
-        options = {"max_tokens": self.max_tokens, "temperature": self.temperature, "tools": self.tools or None}
-        return {
+        request = {
             "model": self.model,
             "messages": self.messages,
             "chat_template_kwargs": {"enable_thinking": self.thinking},
-            **{key: value for key, value in options.items() if value is not None},
         }
+        return request | ({"tools": self.tools} if self.tools else {})
 
 
 def connect(url: str, model: str = "", key: str = "") -> Conversation:

@@ -6,14 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError, shown
-from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.serve.flag_types import WITHOUT_VALUE, FlagTable, json_value, value_of_words
+from glm5_ascend.serve.flag_table import FlagTable, flag_groups, guessed, number
 
 #: Environment variable of vLLM's API key.
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -22,13 +20,15 @@ KEY_FLAGS = ("--api-key", "--api_key")
 #: Flags of vLLM that set a key of --speculative-config.
 SPECULATIVE = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 #: Flags that cannot be 0.
-_POSITIVE = (
+_POSITIVE = {
     "tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size",
     "decode-context-parallel-size", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
     "cp-kv-cache-interleave-size",
-)  # fmt: skip
+}  # fmt: skip
 #: Flags that are a share of the memory of a device.
-_SHARES = ("gpu-memory-utilization", "mem-fraction-static")
+_SHARES = {"gpu-memory-utilization", "mem-fraction-static"}
+#: A word that begins a flag; -0.5 and {"a": 1} are values.
+_FLAG = re.compile(r"--?[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,6 @@ class ServerCommand:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _FlagWords:
-    """A flag as it stands on a command line; keys: of `--flag.a.b`, with a `+` at the end of one that is added to."""
-
-    flag: str
-    off: bool
-    keys: tuple[str, ...]
-    values: list[str]
-
-
 def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:
     """Flags in one spelling: long, with dashes, one word per value, each flag once, numbers written out.
 
@@ -99,63 +89,45 @@ def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:
     in `--a`, and replaces such an object that is given as a whole.
 
     Raises:
-        ConfigError: names the flag, its key, what is expected and what stands there.
+        ConfigError: the engine would refuse the flags; names the flag, its key and what stands there.
     """
-    plain: dict[str, list[str]] = {}
-    keyed: dict[str, dict[str, Any]] = {}
-    for one in _split(words, table):
-        kind = table.flags.get(one.flag, "")
-        if one.flag in ("model", "model-path"):
-            raise ConfigError(f"--{one.flag}: DIR is the checkpoint already", f"remove --{one.flag}")
-        if one.keys:
-            _set(keyed.setdefault(one.flag, {}), one)
-            continue
-        before = plain.pop(one.flag, [])
-        if one.off:
-            plain[one.flag] = [f"--no-{one.flag}", *one.values]
-            value_of_words(f"no-{one.flag}", "switch" if table.engine else "list", one.values)
-            continue
-        texts = _checked(one, kind, table)
-        plain[one.flag] = [*(before if kind == "append" else ()), f"--{one.flag}", *texts]
-    for flag, value in keyed.items():
-        if table.engine and not isinstance(table.flags[flag], dict) and "json" not in str(table.flags[flag]):
-            raise ConfigError(f"--{flag}.{next(iter(value))}: --{flag} takes no JSON", f"give --{flag} VALUE")
-        plain.pop(flag, None)
-        plain[flag] = [f"--{flag}", json.dumps(_checked_keys(flag, value, table))]
+    values = table.parse(_spelled_out(words) if table.underscores else words)
+    for flag in values.keys() & {"model", "model-path"}:
+        raise ConfigError(f"--{flag}: DIR is the checkpoint already", f"remove --{flag}")
     for flag, key in SPECULATIVE.items():
-        if flag in plain and key in parsed_flags(plain.get("speculative-config", ()), table).get(
-            "speculative-config", ()
-        ):
+        if flag in values and key in values.get("speculative-config", ()):
             raise ConfigError(f"--{flag} and {key} of --speculative-config: vLLM takes one of them", "remove one")
-    return [word for flag_words in plain.values() for word in flag_words]
+    for flag in values.keys() & _POSITIVE:
+        if isinstance(values[flag], int) and values[flag] < 1 and (flag, values[flag]) != ("max-model-len", -1):
+            raise ConfigError(f"--{flag} is {values[flag]}, expected a whole number above 0", "correct the value")
+    for flag in values.keys() & _SHARES:
+        if not 0 < values[flag] <= 1:
+            raise ConfigError(f"--{flag} is {values[flag]:g}, expected a share above 0, at most 1", "0.9 is usual")
+    return table.words(values)
 
 
-def _split(words: Sequence[str], table: FlagTable) -> Iterator[_FlagWords]:
-    """Split a command line at its flags. Raises `ConfigError` for a word that belongs to none."""
-    groups: list[tuple[str, list[str]]] = []
-    for word in words:
-        optimization = re.fullmatch(r"-O=?(\d?)", word)
-        if optimization:
-            groups.append(("--optimization-level", [*optimization[1]]))
-        elif _is_flag(word, table):
-            name, equals, value = word.partition("=")
-            groups.append((name, [value] if equals else []))
-        elif not groups:
-            raise ConfigError(f"{shown(word)} is no flag of the engine", "flags begin with --; DIR is the checkpoint")
+def _spelled_out(words: Sequence[str]) -> list[str]:
+    """Do what vLLM's parser does before argparse: dashes for underscores, `-O3`, `--a.b`, the file of `--config`."""
+    plain: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        base, *keys = name.split(".") if _FLAG.match(name) else [name]
+        if base.startswith("--"):
+            base = base.replace("_", "-")
+        if optimization := re.fullmatch(r"-O=?(\d?)", word):
+            plain += ["--optimization-level", *optimization[1]]
+        elif base == "--config" and (equals or rest):
+            rest[:0] = _words_of_file(Path(value if equals else rest.pop(0)))
+        elif keys:
+            if not equals and (not rest or _FLAG.match(rest[0])):
+                raise ConfigError(f"{shown(name)} has no value, expected one", "give it one value")
+            _set_key(objects.setdefault(base, {}), keys, value if equals else rest.pop(0))
         else:
-            groups[-1][1].append(word)
-    for name, values in groups:
-        base, *keys = name.split(".") if table.underscores else [name]
-        flag, off = table.flag_of(base)
-        if flag == "config" and table.underscores and table.engine:
-            yield from _split([*_words_of_file(Path(" ".join(values)))], table)
-        else:
-            yield _FlagWords(flag, off, tuple(keys), values)
-
-
-def _is_flag(word: str, table: FlagTable) -> bool:
-    name = word.partition("=")[0].partition(".")[0]
-    return (word.startswith("--") and len(word) > 2) or name in table.aliases
+            plain.append(base + equals + value)
+    return [*plain, *(word for base, whole in objects.items() for word in (base, json.dumps(whole)))]
 
 
 def _words_of_file(path: Path) -> Iterator[str]:
@@ -180,13 +152,9 @@ def _words_of_file(path: Path) -> Iterator[str]:
             yield str(value)
 
 
-def _set(whole: dict[str, Any], one: _FlagWords) -> None:
-    """Set the key of `--flag.a.b value`; numbers may be written as 16k, and `+` adds to a list."""
-    text = one.values[-1] if one.values else ""
-    if len(one.values) != 1:
-        name = ".".join((one.flag, *one.keys))
-        raise ConfigError(f"--{name} has {len(one.values) or 'no'} values, expected one", f"--{name} VALUE")
-    *path, last = one.keys
+def _set_key(whole: dict[str, Any], keys: Sequence[str], text: str) -> None:
+    """Set a key of JSON by its path; numbers may be written as 16k, and a `+` at the end adds to a list."""
+    *path, last = keys
     for key in path:
         inner = whole.setdefault(key, {})
         whole = inner if isinstance(inner, dict) else whole
@@ -194,47 +162,19 @@ def _set(whole: dict[str, Any], one: _FlagWords) -> None:
         items = whole.setdefault(last[:-1], [])
         whole[last[:-1]] = [*(items if isinstance(items, list) else []), *text.split(",")]
         return
-    value: Any = text
     try:
-        value = parse_json(text)
+        whole[last] = number("human", text)
     except ValueError:
-        with suppress(ConfigError):
-            value = value_of_words(last, "human", [text])
-    whole[last] = value
-
-
-def _checked(one: _FlagWords, kind: Any, table: FlagTable) -> list[str]:
-    """The words of a flag's values after a check of its type; JSON as one line, and numbers written out."""
-    value = value_of_words(one.flag, kind or ("list" if len(one.values) != 1 else "str"), one.values)
-    if isinstance(kind, dict):
-        return [json.dumps(_checked_keys(one.flag, value, table))]
-    if type(value) is int and one.flag in _POSITIVE and value < 1 and one.values != ["auto"]:
-        raise ConfigError(f"--{one.flag} is {value}, expected a whole number above 0", "correct the value")
-    if one.flag in _SHARES and isinstance(value, float) and not 0 < value <= 1:
-        raise ConfigError(f"--{one.flag} is {value:g}, expected a share above 0, at most 1", "0.9 is usual")
-    return [str(value)] if kind in ("human", "human or auto") and value != -1 else one.values
-
-
-def _checked_keys(flag: str, value: dict[str, Any], table: FlagTable) -> dict[str, Any]:
-    if flag in table.dashed_keys:
-        value = {key.replace("-", "_"): item for key, item in value.items()}
-    checked: dict[str, Any] = json_value(flag, table.flags.get(flag, "object"), json.dumps(value))
-    return checked
-
-
-def flag_groups(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Split a command line into (flag in the spelling `--a-b`, its words). Words before the first flag: flag ""."""
-    groups: list[tuple[str, list[str]]] = [("", [])]
-    for word in argv:
-        if word.startswith("--"):
-            groups.append((word.partition("=")[0].replace("_", "-"), []))
-        groups[-1][1].append(word)
-    return groups
+        whole[last] = guessed([text])
 
 
 def without(argv: Sequence[str], *flags: str) -> list[str]:
     """Remove flags and their values from a command line in normal form."""
-    return [word for name, words in flag_groups(argv) if name not in flags for word in words]
+    rest, removes = [], False
+    for word in argv:
+        removes = word in flags if word.startswith("--") else removes
+        rest += [] if removes else [word]
+    return rest
 
 
 def parsed_flags(argv: Sequence[str], table: FlagTable) -> dict[str, Any]:
@@ -244,40 +184,21 @@ def parsed_flags(argv: Sequence[str], table: FlagTable) -> dict[str, Any]:
     profile, stays text.
     """
     flags: dict[str, Any] = {}
-    for name, words in flag_groups(argv)[1:]:
-        flag, values, off = name.removeprefix("--"), words[1:], False
-        with suppress(ConfigError):
-            flag, off = table.flag_of(name)
-        kind = table.flags.get(flag)
+    for name, values in flag_groups(argv):
         try:
-            if off or (not values and kind in (None, *WITHOUT_VALUE)):
-                flags[flag] = not off
-            else:
-                flags[flag] = _guessed(values) if kind is None else value_of_words(flag, kind, values)
+            flags |= table.parse([name, *values])
         except ConfigError:
-            flags[flag] = _guessed(values) if isinstance(kind, dict) and values else " ".join(values)
+            flags[name.removeprefix("--")] = guessed(values) if values else True
     return flags
-
-
-def _guessed(words: list[str]) -> Any:
-    """The value of a flag of unknown type: JSON if it is JSON, else text; several words are a list."""
-    values: list[Any] = []
-    for word in words:
-        try:
-            values.append(parse_json(word))
-        except ValueError:
-            values.append(word)
-    return values if len(values) > 1 else values[0]
 
 
 def given_flags(extra: Sequence[str]) -> set[str]:
     """Flags of a command line in the spelling `--a-b`; `--no-x` counts as `--x`, too."""
-    names = {name for name, _ in flag_groups(extra)[1:]}
+    names = {name for name, _ in flag_groups(extra)}
     return names | {"--" + name.removeprefix("--no-") for name in names if name.startswith("--no-")}
 
 
 def value_of(argv: Sequence[str], flag: str) -> str:
     """Value of a flag; the last one counts. Empty without the flag or its value."""
-    words = next((words for name, words in reversed(flag_groups(argv)) if name == flag), [""])
-    _, equals, inline = words[0].partition("=")
-    return inline if equals else words[1] if len(words) > 1 else ""
+    groups = [values for name, values in flag_groups(argv) if name == flag]
+    return groups[-1][0] if groups and groups[-1] else ""

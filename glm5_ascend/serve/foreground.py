@@ -209,7 +209,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def default_log(port: str) -> Path:
+def default_log(command: ServerCommand) -> Path:
     """Create an empty log file in the user's log directory, else in the temporary directory.
 
     Raises:
@@ -219,7 +219,7 @@ def default_log(port: str) -> Path:
     for folder in (Path(state) / "glm5-ascend" / "log", Path(tempfile.gettempdir()) / f"glm5-ascend-{os.geteuid()}"):
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = folder / f"serve-{port}-{os.getpid()}.log"
+            path = folder / f"serve-{value_of(command.argv, '--port')}-{os.getpid()}.log"
             path.touch(mode=0o600)
             return path
     raise MissingEnvironmentError("no directory for the server's log can be written", "--log FILE, or --verbose")

@@ -79,14 +79,14 @@ def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     return Memory(weights, min(copied, weights), ranks * cache_bytes(command), working, available_memory())
 
 
-def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[str, str]:
+def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dict[str, str]:
     """Flags of vLLM: the longest context that half of the memory that is left holds, and a cache for two of them.
 
     The context has at least 8192 tokens, or all that the model has; the cache at least 1 GiB, if all sequences can use
-    it: vLLM writes to all of it at the start. Each rank of tensor parallel has one. What the user's `flags` or
+    it: vLLM writes to all of it at the start. Each rank of tensor parallel has one. What the command's flags or
     VLLM_CPU_KVCACHE_SPACE say is taken as it is.
     """
-    memory, config = memory_of(checkpoint, ServerCommand({}, ["serve", *flags])), checkpoint.config
+    memory, config, flags = memory_of(checkpoint, command), checkpoint.config, command.argv
     longest, token = config.get("max_position_embeddings", 4096), _token_bytes(config, flags)
     ranks = ranks_of(flags)
     left = (memory.available - memory.weights - memory.working) // ranks
@@ -99,6 +99,8 @@ def default_limits(checkpoint: CheckpointSummary, flags: Sequence[str]) -> dict[
     limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
     if memory.cache or "--gpu-memory-utilization" in given_flags(flags):
         del limits["--kv-cache-memory-bytes"]
+    if stated:
+        del limits["--max-model-len"]
     return limits
 
 

@@ -20,6 +20,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {hosts}; base-uri 'none'"
 )
+#: Flags of every server of vLLM: middleware that a user's `--middleware` adds to.
+GUARDS = ("--middleware", f"{__name__}.RequireApiKey", "--middleware", f"{__name__}.ThinkingSwitch")
 #: Routes without a key: the static chat page, health probes, metrics, the version. None of them runs the model.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 _MESSAGE = "an API key is required: Authorization: Bearer KEY"

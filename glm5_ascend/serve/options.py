@@ -8,29 +8,25 @@ from typing import Annotated
 
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath
 
-_WITH_PROFILE = "For --profile with several machines: "
+_SEVERAL = "For a profile of several machines: "
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `glm5-ascend serve`."""
+    """Options of `serve`."""
 
     directory: Annotated[StrPath, Argument("DIR", "Checkpoint, quantized or not.")]
     vllm_args: Annotated[Sequence[str], ExtraArguments()] = ()
     _: KW_ONLY
-    host: Annotated[str | None, Option("Address to listen on.", "HOST", default_text="127.0.0.1, or the profile's")] = (
-        None
-    )
-    port: Annotated[
-        int | None, Option("Port to listen on.", min=1, max=65535, default_text="8000, or the profile's")
-    ] = None
-    profile: Annotated[str | None, Option("Deploy profile; `glm5-ascend deploy list` shows them.", "NAME")] = None
-    role: Annotated[str | None, Option(_WITH_PROFILE + "role of this machine.", "ROLE")] = None
-    node: Annotated[int, Option(_WITH_PROFILE + "number of this machine within the role.", min=0)] = 0
-    rank: Annotated[int, Option(_WITH_PROFILE + "number of the server on this machine.", min=0)] = 0
-    head: Annotated[str, Option(_WITH_PROFILE + "address of the role's node 0.", "HOST")] = ""
-    ip: Annotated[str, Option(_WITH_PROFILE + "address of this machine.", "IP")] = ""
-    nic: Annotated[str, Option(_WITH_PROFILE + "network interface of this machine.", "NAME")] = ""
+    host: Annotated[str | None, Option("Address to listen on.", "HOST", default_text="the profile's")] = None
+    port: Annotated[int | None, Option("Port to listen on.", min=1, max=65535, default_text="the profile's")] = None
+    profile: Annotated[str, Option("Deploy profile; `glm5-ascend deploy list` shows them.", "NAME")] = "cpu"
+    role: Annotated[str | None, Option(_SEVERAL + "role of this machine.", "ROLE")] = None
+    node: Annotated[int, Option(_SEVERAL + "number of this machine within the role.", min=0)] = 0
+    rank: Annotated[int, Option(_SEVERAL + "number of the server on this machine.", min=0)] = 0
+    head: Annotated[str, Option(_SEVERAL + "address of the role's node 0.", "HOST")] = ""
+    ip: Annotated[str, Option(_SEVERAL + "address of this machine.", "IP")] = ""
+    nic: Annotated[str, Option(_SEVERAL + "network interface of this machine.", "NAME")] = ""
     skip_verify: Annotated[bool, Option("Do not check a quantized DIR first.")] = False
     open: Annotated[bool, Option("Answer anyone: no API key on an address that others reach.")] = False
     log: Annotated[

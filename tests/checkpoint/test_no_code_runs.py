@@ -17,7 +17,7 @@ from tests.support.command import ROOT, TIMEOUT_S
 TEXTS = """
 import sys, torch
 from pathlib import Path
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import Glm5Error
 tokenizer = SourceTokenizer(Path(sys.argv[1]))
 for use in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode(torch.tensor([1])),

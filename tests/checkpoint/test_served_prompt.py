@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.checkpoint.texts import encoded_records
-from glm5_ascend.checkpoint.tokenizer_child import OwnTokenizer
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import write_calibration, write_tiny_model
@@ -61,13 +60,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CHATS)
 def test_the_served_prompt(name: str, source: Path) -> None:
     chat_utils = pytest.importorskip("vllm.renderers.chat_utils")
-    tokenizer = OwnTokenizer(source)
+    tokenizer = SourceTokenizer(source)
     served: list[Any] = []
     for message in copy.deepcopy(CHATS[name]):
         served += chat_utils._parse_chat_message_content(message, _NoMedia(), "string", False)
     chat_utils._postprocess_messages(served)
     expected = tokenizer._whole.apply_chat_template(served, tokenize=False)
-    assert tokenizer.render({"messages": CHATS[name], "tools": None}) == expected
+    assert tokenizer.render(CHATS[name], None) == expected
 
 
 class _NoMedia:

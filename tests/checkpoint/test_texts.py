@@ -15,7 +15,7 @@ from glm5_ascend.checkpoint import records as record_files
 from glm5_ascend.checkpoint import texts
 from glm5_ascend.checkpoint.records import read_records
 from glm5_ascend.checkpoint.texts import encoded_records, pieces
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
 from tests.support.command import TIMEOUT_S, environment

@@ -10,7 +10,7 @@ from glm5_ascend.deploy.flag_tables import table, text
 from glm5_ascend.deploy.rehearsal.environment import site_packages
 from glm5_ascend.deploy.rules.load import rules
 from glm5_ascend.engine_lines import VLLM_ASCEND_030, vllm_ascend_line
-from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flag_table import flag_table
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.command import ROOT
 

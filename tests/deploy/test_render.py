@@ -15,7 +15,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.launch import GUARDS
+from glm5_ascend.serve.middleware import GUARDS
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import SHAPES, written
 from tests.support.command import ROOT, TIMEOUT_S

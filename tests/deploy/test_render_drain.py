@@ -65,7 +65,7 @@ def test_requests_in_flight_complete(tmp_path: Path) -> None:
     script.write_text(rendered_texts(load("cpu"), "shell", str(model))["serve-server.sh"])
     port = free_port()
     environ = {"PORT": str(port), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    server = Replica(["bash", str(script)], tmp_path / "server.log", environ, port=port)
+    server = Replica(["bash", str(script), "--shutdown-timeout", "60"], tmp_path / "server.log", environ, port=port)
     requests = [
         Request(server.url, str(i), chat([{"role": "user", "content": f"What is {i} + 38?"}], stream=i % 2 == 0,
                                          max_tokens=400, ignore_eos=True))

@@ -14,12 +14,13 @@ import pytest
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.deploy.serve_profile import refuse_broken, serve_profile
+from glm5_ascend.deploy.server import checked_command, refuse_broken
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve import cores
-from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve.flags import value_of
 from glm5_ascend.serve.local_server import free_port
+from glm5_ascend.serve.options import ServeOptions
 from glm5_ascend.serve.servable import check_directory
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import quantize_with_rot_in_shard
@@ -89,7 +90,7 @@ def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path], m
         ("w8a8", ["--profile", "a3-2node"], 2, "needs to know 'ip'"),
         ("w4a8", ["--profile", "a3-single-w4a8", "--", "--port", "x"], 2, "--port is 'x', expected a whole number"),
         ("w8a8", ["--profile", "a3-pd"], 2, "has several roles"),
-        ("w4a8", ["--node", "1"], 2, "belong to a profile"),
+        ("w4a8", ["--node", "1"], 2, "role server of cpu has nodes 0 to 0"),
         ("w8a8", ["--profile", "a3-single-w4a8-sglang"], 2, "is for experts in W4A8_DYNAMIC"),
         ("w4a8", ["--profile", "a3-single-w4a8-sglang", "--", "--moe-a2a-backend", "none"], 1, "bad combination (S1)"),
         ("w4a8", ["--profile", "a3-1m", "--", "--decode-context-parallel-size", "8"], 1, "known bad combination (P13)"),
@@ -128,17 +129,15 @@ def test_a_rotation_in_a_shard_is_refused_for_sglang_alone(tiny_source: Path, tm
 def test_with_sglang_its_server_is_started(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two empty packages of these names are enough to be let through; what would run is caught."""
+    """Two empty packages of these names are enough to be let through."""
     for name in ("sglang", "torch_npu"):
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    started: list[ServerCommand] = []
-    port = str(free_port())
-    flags = ["--port", port, "--api-key", "secret"]
-    built = serve_profile(checkpoints["w4a8"], "a3-single-w4a8-sglang", flags, start=started.append)
-    assert started[0].argv[:3] == [sys.executable, "-m", "sglang.launch_server"] and started[0].argv[-1] == "secret"
+    flags = ["--port", str(free_port()), "--api-key", "secret"]
+    built = checked_command(ServeOptions(checkpoints["w4a8"], flags, profile="a3-single-w4a8-sglang"))
+    assert built.argv[:3] == [sys.executable, "-m", "sglang.launch_server"] and built.argv[-1] == "secret"
     assert "secret" not in built.shown and "--api-key '***'" in built.shown
-    assert "VLLM_API_KEY" not in started[0].env
+    assert "VLLM_API_KEY" not in built.env
 
 
 def test_a_dry_run_tells_the_same_in_json(checkpoints: dict[str, Path]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.serve.local_server import free_port
 from tests.serve.support.chat import API_KEY, WEATHER
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process
 from tests.support.programs import debian_program
@@ -20,9 +19,9 @@ from tests.support.programs import debian_program
 pytestmark = pytest.mark.server
 
 
-def talk(server: str, *lines: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """A conversation typed into `chat`, greedy."""
-    command = [sys.executable, "-m", "glm5_ascend", "chat", server, "--temperature", "0", *options]
+def talk(server: str, *lines: str) -> subprocess.CompletedProcess[str]:
+    """A conversation typed into `chat`; the demo model answers greedily."""
+    command = [sys.executable, "-m", "glm5_ascend", "chat", server]
     return subprocess.run(
         command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=False,
         env=environment(OPENAI_API_KEY=API_KEY), timeout=TIMEOUT_S,
@@ -105,15 +104,15 @@ def test_the_page_in_a_browser(server: str, width: int, scheme: str) -> None:
 
 
 def test_ui_shows_the_page_for_a_server_elsewhere() -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "glm5_ascend", "ui", "--url", "http://127.0.0.1:9/v1", "--port", str(port)]
+    command = [sys.executable, "-m", "glm5_ascend", "ui", "--url", "http://127.0.0.1:9/v1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         stop = threading.Timer(60, process.kill)  # only where it hangs
         stop.start()
         try:
             assert process.stdout is not None
-            assert f"http://127.0.0.1:{port}/#http://127.0.0.1:9" in process.stdout.readline()
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as reply:
+            page = re.search(r"(http://127.0.0.1:\d+/)#http://127.0.0.1:9 ", process.stdout.readline())
+            assert page is not None
+            with urllib.request.urlopen(page[1]) as reply:
                 assert b"glm5-ascend chat" in reply.read()
                 assert "connect-src 'self' http://127.0.0.1:9;" in reply.headers["content-security-policy"]
         finally:

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from glm5_ascend.checkpoint.summary import summarize
+from glm5_ascend.deploy import server
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.files import cgroups
-from glm5_ascend.serve import launch, memory
-from glm5_ascend.serve.flags import ServerCommand
-from tests.serve.test_launch import CONFIG
+from glm5_ascend.serve import memory
+from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve.local_server import free_port
+from glm5_ascend.serve.options import ServeOptions
+from tests.support.tiny_model import tiny_config
 
 #: GLM-5: 78 layers and the MTP layer.
-GLM5 = CONFIG | {
+GLM5 = tiny_config(max_position_embeddings=202752) | {
     "hidden_size": 6144, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 78,
     "first_k_dense_replace": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 64, "q_lora_rank": 2048,
     "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "qk_head_dim": 256, "v_head_dim": 256,
@@ -90,8 +93,8 @@ def test_context_and_cache_by_what_is_left(
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     working = need(directory, 0, monkeypatch, *flags).working
     monkeypatch.setattr(memory, "available_memory", lambda: SIZE + working + int(left_gb * 1e9))
-    limits = memory.default_limits(summarize(directory), flags)
-    assert limits.pop("--max-model-len") == str(context)
+    limits = memory.default_limits(summarize(directory), ServerCommand({}, ["serve", *flags]))
+    assert limits.pop("--max-model-len", value_of(flags, "--max-model-len")) == str(context)
     sizes = [int(size) / 1e9 for size in limits.values()]
     assert sizes == ([] if cache_gb is None else [pytest.approx(cache_gb, rel=0.01)])
 
@@ -103,15 +106,16 @@ def test_float_weights_are_copied(directory: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_serve_refuses_before_it_starts(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(launch, "require_cpu_environment", lambda: None)
-    checkpoint, started = summarize(directory), []
-    for available in (10**9, 10**12):
-        monkeypatch.setattr(memory, "available_memory", lambda available=available: available)
-        try:
-            launch.launch(checkpoint, (), host=None, port=None, dry_run=False, start=started.append)
-        except MissingEnvironmentError as error:
-            assert available == 10**9 and error.exit_code == 3
-    assert len(started) == 1 and "memory: weights 418.2 GB" in capsys.readouterr().err
+    monkeypatch.setattr(server, "require_cpu_environment", lambda: None)
+    monkeypatch.setattr(server, "check_directory", summarize)
+    options = ServeOptions(directory, skip_verify=True, port=free_port())
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    with pytest.raises(MissingEnvironmentError) as error:
+        server.checked_command(options)
+    assert error.value.exit_code == 3
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**12)
+    assert server.checked_command(options).argv
+    assert "memory: weights 418.2 GB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("version", [1, 2])

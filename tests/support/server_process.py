@@ -55,10 +55,7 @@ def started_server(checkpoint: Path, folder: Path, flags: Sequence[str]) -> Iter
     """Serve `checkpoint` as `glm5-ascend serve` does, log into `folder`; yields the base URL, then stops the server."""
     port = free_port()
     flags = ["--max-num-seqs", "8", "--block-size", "16", *flags]
-    code = (
-        "import sys; from pathlib import Path; from glm5_ascend.serve.launch import serve; "
-        f"sys.exit(serve(Path({str(checkpoint)!r}), {flags!r}, port={port}))"
-    )
+    code = f"from glm5_ascend.deploy import serve; serve({str(checkpoint)!r}, {flags!r}, port={port}, skip_verify=True)"
     with running([sys.executable, "-c", code], port, folder / "server.log"):
         yield f"http://127.0.0.1:{port}"
 

@@ -12,7 +12,7 @@ from glm5_ascend.engine_lines import LINES, ONLY_READ, SGLANG_05, TRIED_ON
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.installed import line_here, table_note
+from glm5_ascend.serve.flag_table import installed_table, line_here
 from glm5_kernels import registry
 from glm5_kernels.registry import KernelUnavailableError, cache
 
@@ -45,9 +45,9 @@ def version_rows() -> list[DoctorRow]:
         package_row("triton-ascend"),
         newest_row(),
         *(
-            DoctorRow("flags", sentence, "warning")
+            DoctorRow("flags", note, "warning")
             for line in (line_here(), SGLANG_05)
-            if (sentence := table_note(line))
+            if (note := installed_table(line).note)
         ),
     ]
 

@@ -26,8 +26,7 @@ from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
 from glm5_ascend.serve.environment import version_of, with_users_variables
-from glm5_ascend.serve.flag_types import FlagTable
-from glm5_ascend.serve.installed import installed_table
+from glm5_ascend.serve.flag_table import FlagTable, installed_table
 
 MOUNTS = Path("/proc/mounts")
 #: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
@@ -106,7 +105,8 @@ def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
     """The user's flags with a dot that replace a whole JSON object of the profile, as vLLM does."""
     names = [word.partition("=")[0] for word in extra if word.startswith("-") and "." in word.partition("=")[0]]
     whole = {flag for flag, value in role.args.items() if isinstance(value, dict)}
-    return ", ".join(name for name in dict.fromkeys(names) if table.flag_of(name.partition(".")[0])[0] in whole)
+    bases = {name: name.partition(".")[0].replace("_", "-") for name in names}
+    return ", ".join(name for name, base in bases.items() if table.parse([base, "{}"]).keys() & whole)
 
 
 def stage_on_shared(config: Mapping[str, Any], stages: int, partition: str) -> int:

@@ -42,8 +42,8 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
     yield NOT_MODELLED
     counts = {"prefill": layout.prefills, "decode": layout.replicas, "server": layout.replicas}
     for role, line in lines(plan.question.model, layout, hardware, load.prompt + load.output):
-        number = f" ({counts[role]} engines)" if counts[role] > 1 else ""
-        yield f"{'run it' if role == 'server' else role + ' nodes'}{number}: {line}"
+        engines = f" ({counts[role]} engines)" if counts[role] > 1 else ""
+        yield f"{'run it' if role == 'server' else role + ' nodes'}{engines}: {line}"
 
 
 def profile_of(plan: Plan) -> str | None:
@@ -55,7 +55,7 @@ def profile_of(plan: Plan) -> str | None:
     context = workload.prompt + workload.output
     named = model.stored_bytes is not None or model.name.upper() in map(str.upper, profile.models)
     weights = {"experts": model.expert_type, "attention": model.attention_type}
-    same = all(profile.weights[part] == kind for part, kind in weights.items())
+    same = weights.items() <= profile.weights.items()
     roles = profile.roles.values()
     serves = all(int(role.args["max-model-len"]) >= context and role.int8_caches == model.cache for role in roles)
     return name if named and same and serves else None

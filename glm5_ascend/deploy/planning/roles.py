@@ -43,7 +43,7 @@ def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int)
     if layout.prefill is None:
         return {SERVER: _role(model, layout, layout.decode, SERVER, hardware, context)}
     pairs = ((PREFILL, layout.prefill), (DECODE, layout.decode))
-    return {name: _role(model, layout, one, name, hardware, context) for name, one in pairs}
+    return {name: _role(model, layout, engine, name, hardware, context) for name, engine in pairs}
 
 
 def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardware: Hardware, context: int) -> Role:

@@ -16,9 +16,8 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.engine_lines import SGLANG, VLLM, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.environment import version_of
-from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flag_table import flag_table, installed_table
 from glm5_ascend.serve.flags import SPECULATIVE, ServerCommand, given_flags, normal_form, without
-from glm5_ascend.serve.installed import installed_table
 
 #: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {

@@ -25,7 +25,7 @@ from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve import engine_parser
-from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
 
 #: Package name of the files of `inside` in the other environment, which must not import the rest of this package.

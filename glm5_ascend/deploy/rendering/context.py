@@ -14,7 +14,7 @@ from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.deploy.rendering.values import PodValues
 from glm5_ascend.engine_lines import CPU, SGLANG
-from glm5_ascend.serve.launch import GUARDS
+from glm5_ascend.serve.middleware import GUARDS
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 ROUTER_VERSION = "0.1.17"

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from glm5_ascend.deploy.rules.variables import bad_variables, number, unknown_variables
 from glm5_ascend.engine_lines import SGLANG_05, STABLE, EngineLine, exchange_buffer_mb
-from glm5_ascend.serve.flag_types import flag_table
+from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
+from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import SPECULATIVE, parsed_flags
 
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
@@ -105,8 +106,8 @@ def connectors(transfer: Any) -> Iterator[dict[str, Any]]:
         yield transfer
         extra = transfer.get("kv_connector_extra_config")
         inner = extra.get("connectors") if isinstance(extra, dict) else None
-        for one in inner if isinstance(inner, list) else ():
-            yield from connectors(one)
+        for connector in inner if isinstance(inner, list) else ():
+            yield from connectors(connector)
 
 
 def _of_graphs(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
@@ -134,16 +135,16 @@ def _of_drafts(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_transfer(transfer: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     every = list(connectors(transfer)) if transfer else []
-    names = {str(one.get("kv_connector", "")) for one in every}
-    roles = [one["kv_role"] for one in every if one.get("kv_role") in (PRODUCER, CONSUMER)]
+    names = {str(connector.get("kv_connector", "")) for connector in every}
+    roles = [connector["kv_role"] for connector in every if connector.get("kv_role") in (PRODUCER, CONSUMER)]
     role = next(iter(roles), str(transfer.get("kv_role", "none")))
     facts_of_role = {"kv_role": role, "pd": bool(roles), "kv_pool": any("Store" in name for name in names)}
     if not roles:
         return facts_of_role | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
     side = "prefill" if role == PRODUCER else "decode"
-    extras = (one.get("kv_connector_extra_config") for one in every)
+    extras = (connector.get("kv_connector_extra_config") for connector in every)
     sizes = [extra[side] for extra in extras if isinstance(extra, dict) and isinstance(extra.get(side), dict)]
-    match = all((one.get("tp_size"), one.get("dp_size")) == (facts["tp"], facts["dp"]) for one in sizes)
+    match = all((size.get("tp_size"), size.get("dp_size")) == (facts["tp"], facts["dp"]) for size in sizes)
     needed = any("Mooncake" in name and "Store" not in name for name in names)
     return facts_of_role | {"pd_sizes_match": match and bool(sizes or not needed), f"dcp_{side}": facts["dcp"]}
 
@@ -185,7 +186,7 @@ def _of_caches(flags: Mapping[str, Any], additional: dict[str, Any]) -> dict[str
     """int8 caches, in both spellings."""
     dtype = str(flags.get("kv-cache-dtype", "auto"))
     indexer = _object(flags, "attention-config").get("indexer_kv_dtype") == "int8"
-    keys = [bool(additional.get(f"enable_sparse_{part}_c8")) for part in ("sfa", "li")]
+    keys = [bool(additional.get(key)) for key in (SFA_KEY, LI_KEY)]
     return {
         "sfa_c8": keys[0] or dtype == "int8", "li_c8": keys[1] or indexer, "kv_cache_dtype": dtype,
         "old_c8_keys": any(keys), "new_c8_flags": dtype == "int8" or indexer,

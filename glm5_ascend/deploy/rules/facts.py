@@ -130,7 +130,7 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
     }
     facts["linear_attention"] = any("Flash" in model for model in profile.models)
     facts |= {"num_experts": 256, "num_heads": 64, "replaced_json": ""}
-    facts |= {part: profile.weights[part] for part in ("experts", "attention") if part in profile.weights}
+    facts |= {linears: profile.weights[linears] for linears in ("experts", "attention") if linears in profile.weights}
     facts |= {"quantized": facts["npu"], "weights": short_name(profile.weights["experts"])}
     if "weights_gib" in profile.memory:
         facts["weights_gib"] = profile.memory["weights_gib"]

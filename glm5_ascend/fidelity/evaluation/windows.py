@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_tasks
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.model.config_file import load_config

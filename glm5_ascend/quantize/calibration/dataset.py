@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_records
-from glm5_ascend.checkpoint.tokenizer_process import SourceTokenizer
+from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.files.resources import data_dir
 from glm5_ascend.options import StrPath

@@ -1,7 +1,7 @@
 """Write the flags of this environment's engine as JSON: `python -m glm5_parser.flags OUT vllm|sglang`.
 
 {"engine": name and version, "flags": {flag without dashes: type}, "aliases": {other spelling: flag}}. A type is a word
-(`glm5_ascend.serve.flag_types` explains them), a list of the allowed values, or an object with the types of the keys of
+(`glm5_ascend.serve.flag_table` explains them), a list of the allowed values, or an object with the types of the keys of
 a flag that takes JSON.
 """
 
@@ -106,14 +106,14 @@ def _takes(action: argparse.Action, text: str) -> bool:
 
 def keys_of(hint: Any, seen: tuple[Any, ...] = ()) -> dict[str, Any]:
     """Types of the keys of a dataclass, or of the one in a union; empty for all other types."""
-    for part in get_args(hint) or (hint,):
-        if dataclasses.is_dataclass(part) and isinstance(part, type) and part not in seen:
-            resolved = getattr(part, "__pydantic_fields__", {})
+    for choice in get_args(hint) or (hint,):
+        if dataclasses.is_dataclass(choice) and isinstance(choice, type) and choice not in seen:
+            resolved = getattr(choice, "__pydantic_fields__", {})
             return {
                 field.name: type_of_hint(
-                    resolved[field.name].annotation if field.name in resolved else field.type, (*seen, part)
+                    resolved[field.name].annotation if field.name in resolved else field.type, (*seen, choice)
                 )
-                for field in dataclasses.fields(part)
+                for field in dataclasses.fields(choice)
                 if field.init and not field.name.startswith("_")
             }
     return {}
@@ -125,9 +125,8 @@ def type_of_hint(hint: Any, seen: tuple[Any, ...]) -> Any:
     if origin is Annotated:
         return type_of_hint(get_args(hint)[0], seen)
     if origin in (Union, UnionType):
-        kinds = [type_of_hint(part, seen) for part in get_args(hint) if part is not NoneType]
-        same = all(kind == kinds[0] for kind in kinds)
-        return kinds[0] if kinds and same else "any"
+        first, *rest = [type_of_hint(choice, seen) for choice in get_args(hint) if choice is not NoneType]
+        return first if all(other == first for other in rest) else "any"
     if origin is Literal:
         return list(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

@@ -25,12 +25,19 @@ def row(profile: Profile, role: Role) -> str:
         accepted = "SGLang 0.5.23"
     else:
         layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
-        tokens = args["max-model-len"]
+        tokens = args.get("max-model-len", "by the memory")
         accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else f"vLLM 0.32, {profile.status}"
         if profile.line is VLLM_ASCEND_030:
             accepted = "weights: loader of vllm-ascend 0.30.0rc2"
     on = ", ".join(key.replace("_", " ") for key, switch in profile.scheduling.items() if is_on(switch, role))
-    cells = [f"{name} ({role.nodes} x {machine})", profile.weights["recipe"], layout, f"{tokens:,}", on, accepted]
+    cells = [
+        f"{name} ({role.nodes} x {machine})",
+        profile.weights["recipe"],
+        layout,
+        f"{tokens:,}" if isinstance(tokens, int) else tokens,
+        on,
+        accepted,
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 

