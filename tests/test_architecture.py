@@ -143,7 +143,6 @@ PARSERS = {
     "glm5_ascend.quantize.run.journal": "a line counts only if it is, byte for byte, what we write",
     "glm5_ascend.quantize.run.whole_model": "tensors of the first rank, weights only",
     "glm5_ascend.deploy.rehearsal.inside.rank": "the job that the command has written",
-    "glm5_ascend.cli.demo": "a tool call of the server that the demo has started",
 }
 _PARSE = {
     "json.load", "json.loads", "yaml.load", "yaml.load_all", "yaml.safe_load", "yaml.safe_load_all", "yaml.full_load",

@@ -1,19 +1,18 @@
 """`make demo`: from nothing to a chat answer and a tool call from a W4A8 GLM-5, every step a command a user would type.
 
-`glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server with the
-official OpenAI client and stops it. GLM-5.3-Flash is not served on a CPU: it is compared with its source.
+`glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server and stops it.
+GLM-5.3-Flash is not served on a CPU: it is compared with its source.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -55,40 +54,22 @@ def run_command(*arguments: str) -> None:
 
 def chat(port: int) -> None:
     """Ask a question that needs thinking, and one that needs a tool."""
-    from openai import OpenAI
-
+    from glm5_ascend.serve.conversation import ANSWER, THINKING, TOOL_CALL, connect
     from glm5_ascend.serve.smoke import WEATHER
 
-    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused")
-    answer = _ask(client, "What is 47 + 38?")
-    print(f"answer    {(answer.content or '').strip()}")
-    if not answer.content:
-        raise CheckFailedError("the model answered with nothing", "see the server's log")
-
-    answer = _ask(client, "What is the weather in Oslo?", tools=[WEATHER])
-    calls = [(call.function.name, json.loads(call.function.arguments)) for call in answer.tool_calls or []]
-    for name, arguments in calls:
-        print(f"tool call {name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})")
-    if not calls:
-        raise CheckFailedError(f"no tool call, the model said {answer.content!r}", "see the server's log")
-
-
-def _ask(client: Any, question: str, **options: Any) -> Any:
-    """One greedy chat completion; prints question and thinking, returns the message."""
-    print(f"\nuser      {question}" + ("   (it may call get_weather)" if options else ""))
-    message = (
-        client.chat.completions.create(
-            model="glm-5", messages=[{"role": "user", "content": question}], temperature=0, max_tokens=128, **options
-        )
-        .choices[0]
-        .message
-    )
-    print(f"thinking  {_reasoning(message).strip()}")
-    return message
-
-
-def _reasoning(message: Any) -> str:
-    return getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+    for question, tools, channel in (
+        ("What is 47 + 38?", [], ANSWER), ("What is the weather in Oslo?", [WEATHER], TOOL_CALL)
+    ):  # fmt: skip
+        print(f"\nuser      {question}" + ("   (it may call get_weather)" if tools else ""))
+        conversation = connect(f"http://127.0.0.1:{port}")
+        conversation.temperature, conversation.max_tokens, conversation.tools = 0.0, 128, tools
+        texts = dict.fromkeys((THINKING, ANSWER, TOOL_CALL), "")
+        for piece in conversation.ask(question):
+            texts[piece.channel] += piece.text
+        print(f"thinking  {texts[THINKING].strip()}")
+        if not texts[channel].strip():
+            raise CheckFailedError(f"no {channel}, the model said {texts[ANSWER]!r}", "see the server's log")
+        print(f"{channel:<9} {texts[channel].strip()}")
 
 
 def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:

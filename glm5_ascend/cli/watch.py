@@ -31,10 +31,11 @@ def register(app: typer.Typer) -> None:
 def run(options: WatchOptions, output: Output) -> int:
     """Watch a server for garbage: known questions, log-probabilities, repeats, empty tool calls, MTP acceptance."""
     from glm5_ascend.serve.watching import api
+    from glm5_ascend.serve.watching.canaries import learn_canaries
 
     url, file, key = options.url, options.learn, os.environ.get("OPENAI_API_KEY", "")
     if file is not None:
-        recorded = api.learn_canaries(url, file, canaries=options.canaries, key=key)
+        recorded = learn_canaries(url, file, canaries=options.canaries, key=key)
         count = len(recorded.canaries)
         report = {"schema_version": 1, "command": "watch", "ok": True, "exit_code": 0, "file": str(file)}
         text = f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"

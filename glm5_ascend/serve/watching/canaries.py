@@ -1,9 +1,9 @@
-"""Questions with known answers (canaries): the shipped ones, or a file written by `learn` or by hand.
+"""Questions with known answers (canaries): the shipped ones, or a file written by `learn_canaries` or by hand.
 
     {"schema_version": 1, "canaries": [{"question": "What is 47 + 38?", "contains": "85"}]}
 
-is a complete file. `learn` adds a healthy server's answers, the ids and log-probabilities of their tokens, and the
-server's tokens per step of MTP.
+is a complete file. `learn_canaries` adds a healthy server's answers, the ids and log-probabilities of their tokens, and
+the server's tokens per step of MTP.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,11 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
-from glm5_ascend.serve.client import Answer, Client
+from glm5_ascend.files.written import write_named
+from glm5_ascend.options import StrPath
+from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.mtp import read_counts
 from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, user
 
-#: Number of times that `learn` asks each question: answers that differ between them are not compared later.
+#: Seconds for one answer.
+ANSWER_S = 60.0
+#: Number of times that `learn_canaries` asks each question: answers that differ between them are not compared later.
 ROUNDS = 3
 #: Nats, mean over an answer's tokens of |log-probability - recorded one|. Broken weights and caches move it by 1 and
 #: more; rounding that depends on the batch, by 0.05 and less.
@@ -92,7 +97,7 @@ class CanarySet(BaseModel):
 
 #: Asked without a file: the real GLM-5 and the demo model both know the answers.
 SHIPPED = CanarySet(canaries=tuple(Canary(question=question, contains=text) for question, text in CANARIES.items()))
-#: Questions of `learn`.
+#: Questions of `learn_canaries`.
 LEARN_QUESTIONS = (
     *SHIPPED.canaries,
     Canary(question="Repeat: Oslo Paris Rome"),
@@ -136,21 +141,30 @@ def read_canaries(path: Path) -> CanarySet:
         raise TextError(f"{path}: {key}: {first['msg']}", _TIP) from None
 
 
-def learn(client: Client, questions: Sequence[Canary] = LEARN_QUESTIONS) -> CanarySet:
-    """Record the answers of a healthy server, `ROUNDS` times each; leaves out questions with differing answers.
+def learn_canaries(
+    url: str, file: StrPath, *, canaries: StrPath | None = None, key: str = "", timeout: float = ANSWER_S
+) -> CanarySet:
+    """Write the answers of a healthy server to `file`, for `watch`; leaves out questions with differing answers.
 
+    Args:
+        canaries: file with the questions; None: the shipped ones.
     Raises:
-        CheckFailedError: it is not healthy: an answer is wrong or repeats itself, or almost no answer is steady.
+        CheckFailedError: an answer is wrong or repeats itself, or almost no answer is steady.
+        TextError, ConfigError: as `watch`.
     """
+    questions = LEARN_QUESTIONS if canaries is None else read_canaries(Path(canaries)).canaries
+    client = Client(server_address(url), timeout=timeout, key=key)
+    client = replace(client, model=client.entry()["id"])
     before = read_counts(client)
-    canaries = [canary for canary in (_learn_one(client, question) for question in questions) if canary is not None]
-    if len(canaries) < min(2, len(questions)):
+    steady = [canary for canary in (_learn_one(client, question) for question in questions) if canary is not None]
+    if len(steady) < min(2, len(questions)):
         raise CheckFailedError(
-            f"{client.url}: only {len(canaries)} of {len(questions)} questions get the same answer {ROUNDS} times",
+            f"{client.url}: only {len(steady)} of {len(questions)} questions get the same answer {ROUNDS} times",
             "learn from a healthy server, at temperature 0",
         )
-    per_step = read_counts(client).since(before).mean
-    return CanarySet(canaries=tuple(canaries), tokens_per_step=per_step)
+    recorded = CanarySet(canaries=tuple(steady), tokens_per_step=read_counts(client).since(before).mean)
+    write_named(Path(file), recorded.model_dump_json(indent=1) + "\n")
+    return recorded
 
 
 def _learn_one(client: Client, canary: Canary) -> Canary | None:
