@@ -42,7 +42,6 @@ class Option:
         default_text: description of the default where the default itself says nothing.
         panel: heading in the help.
         flags: spelling, if it is not the field's name: "--json", "-v".
-        envvar: environment variable that gives the value.
     """
 
     help: str
@@ -52,7 +51,6 @@ class Option:
     default_text: str | None = None
     panel: str | None = None
     flags: tuple[str, ...] = ()
-    envvar: str | None = None
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,6 @@ def _parameter(field: OptionField) -> inspect.Parameter:
             metavar=option.metavar,
             show_default=option.default_text if option.default_text is not None else True,
             rich_help_panel=option.panel,
-            envvar=option.envvar,
             **bounds,  # type: ignore[arg-type]
         )
     return _keyword(field.name, Annotated[shell_type(field.type), info], field.default)

@@ -184,10 +184,6 @@ def heading(profile: Profile) -> list[str]:
     ]
 
 
-def exports(env: Mapping[str, str], quote: Callable[[str], str] = shlex.quote) -> list[str]:
-    return [f"export {name}={quote(value)}" for name, value in env.items()]
-
-
 def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = "") -> list[str]:
     """One flag per line, joined by backslashes."""
     groups: list[list[str]] = []
@@ -202,4 +198,5 @@ def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = 
 
 
 def script(profile: Profile, command: ServerCommand) -> str:
-    return "\n".join([*heading(profile), *exports(command.env), *call(command.argv)])
+    exports = (f"export {name}={shlex.quote(value)}" for name, value in command.env.items())
+    return "\n".join([*heading(profile), *exports, *call(command.argv)])

@@ -94,8 +94,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "serve",
         "a flag spelled with underscores does not replace ours",
-        'name = word.partition("=")[0].replace("_", "-")',
-        'name = word.partition("=")[0]',
+        'base = base.replace("_", "-")',
+        "pass",
         "test_the_users_flag_replaces_ours",
     ),
     fault(
@@ -162,10 +162,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "deploy",
         "a known bad combination is printed and served",
-        (
-            ("    if errors and not skip:\n", "    if errors and skip:\n"),
-            ("    if errors and not only_warn:\n", "    if errors and only_warn:\n"),
-        ),
+        (("    if errors and not options.skip_verify:\n", "    if errors and options.skip_verify:\n"),),
         ("test_what_cannot_be_is_refused",),
     ),
 )
