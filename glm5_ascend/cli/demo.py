@@ -62,7 +62,7 @@ def chat(port: int) -> None:
     ):  # fmt: skip
         print(f"\nuser      {question}" + ("   (it may call get_weather)" if tools else ""))
         conversation = connect(f"http://127.0.0.1:{port}")
-        conversation.temperature, conversation.max_tokens, conversation.tools = 0.0, 128, tools
+        conversation.tools = tools  # greedy: its generation_config.json says so
         texts = dict.fromkeys((THINKING, ANSWER, TOOL_CALL), "")
         for piece in conversation.ask(question):
             texts[piece.channel] += piece.text
