@@ -44,7 +44,7 @@ for device in /dev/davinci[0-9]*; do
 done
 if [ ${#npus[@]} -eq 0 ]; then
   $dry_run || fail "no NPU on this machine (/dev/davinci0); --dry-run prints the command for an Atlas A3" 3
-  for number in {0..15}; do npus+=("/dev/davinci$number"); done
+  for die in {0..15}; do npus+=("/dev/davinci$die"); done
 fi
 for device in "${npus[@]}" /dev/davinci_manager /dev/devmm_svm /dev/hisi_hdc; do run+=(--device "$device"); done
 for path in /usr/local/dcmi /usr/local/bin/npu-smi /usr/local/Ascend/driver/{lib64,version.info,tools/hccn_tool} \

@@ -1,21 +1,17 @@
-"""`glm5-ascend deploy list`, `deploy render` and `deploy heartbeat`."""
+"""`glm5-ascend deploy list` and `deploy render`."""
 
 from __future__ import annotations
 
 import json
-import os
-from functools import partial
 from typing import Any
 
 import typer
 
 from glm5_ascend.cli.command import NoOptions, Output, add_command
-from glm5_ascend.deploy.options import HeartbeatOptions, RenderOptions
-from glm5_ascend.errors import EXIT_OK, printable
+from glm5_ascend.deploy.options import RenderOptions
+from glm5_ascend.errors import EXIT_OK
 
 _JSON = "One JSON object on stdout."
-#: Seconds for one check of a server.
-CHECK_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +23,6 @@ def register(app: typer.Typer) -> None:
         "deploy render --profile a3-2node --to k8s --out pods",
         json=_JSON,
     )  # fmt: skip
-    add_command(group, "heartbeat", heartbeat, "deploy heartbeat http://a:8080 --on-hung ./end-{host}.sh")
     app.add_typer(group, name="deploy")
 
 
@@ -59,25 +54,3 @@ def render_profile(options: RenderOptions, output: Output) -> int:
     rendered = render(options)
     output.write(rendered.to_dict(), map(str, rendered.files))
     return EXIT_OK
-
-
-def heartbeat(options: HeartbeatOptions, output: Output) -> int:
-    """Remove servers that hang from a router, and add them again when they answer. A busy server is not removed.
-
-    OPENAI_API_KEY is the servers' API key, if they need one.
-    """
-    from glm5_ascend.deploy.heartbeat import FleetHeartbeat, fill_command, run_command
-    from glm5_ascend.serve.router import connected
-
-    if options.on_hung:
-        fill_command(options.on_hung, "http://a:1")  # checks the placeholders
-    key = os.environ.get("OPENAI_API_KEY", "")
-    on_hung = partial(run_command, options.on_hung) if options.on_hung else None
-    router = connected(options.router, key)
-    beat = FleetHeartbeat(router, options.patience, CHECK_S, on_hung, key, _show)
-    beat.run(options.interval, options.beats)
-    return EXIT_OK
-
-
-def _show(line: str) -> None:
-    print(printable(line), flush=True)

@@ -92,17 +92,3 @@ class AcceptOptions:
             default_text="the planner's; small on a CPU",
         ),
     ] = None
-
-
-@dataclass(frozen=True)
-class HeartbeatOptions:
-    """Options of `deploy heartbeat`."""
-
-    router: Annotated[str, Argument("ROUTER", "URL of the running vllm-router.")]
-    _: KW_ONLY
-    on_hung: Annotated[
-        str, Option("Command that stops or restarts a server that hangs: {url}, {host}, {port}.", "CMD")
-    ] = ""
-    interval: Annotated[float, Option("Seconds between two checks.", "S", min=0.1)] = 5.0
-    patience: Annotated[int, Option("Failed checks in a row before a server is removed.", min=1)] = 3
-    beats: Annotated[int, Option("End after N checks.", min=0, default_text="no end")] = 0

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import get_args
 
-from glm5_ascend.deploy.rules.expression import names_in
-from glm5_ascend.deploy.rules.facts import FACTS
-from glm5_ascend.deploy.rules.load import Rule, Symptom, Topic, rules, threads
+from glm5_ascend.deploy.rules.load import ERROR, Rule, Symptom, Topic, rules, threads
 from glm5_ascend.files.resources import data_dir
 
 NAME = "TROUBLESHOOTING.md"
@@ -19,53 +18,46 @@ HEAD = """\
 # Troubleshooting
 
 Written by `python -m glm5_ascend.deploy.troubleshooting` from [rules.yaml](rules.yaml) and
-[threads.yaml](threads.yaml): change it there. First by symptom, then every rule by topic.
-
-`glm5-ascend doctor DIR --profile NAME` checks all of these for your machine, checkpoint and flags.
-Error: the engine refuses it, or its results are wrong; `serve` refuses it, too. Warning: a known problem.
-A cause is a condition over the names at the end of this page; `{name}` stands for the value of a name.
+[threads.yaml](threads.yaml). `glm5-ascend doctor DIR --profile NAME` finds every line with a number on your machine,
+and names its source. **Bold**: refused by the engine or wrong results; `serve` refuses it, too. `{name}` stands for
+your value. After the arrow: what to do.
 """
-COLUMNS = "| | symptom | cause | fix | source |\n|---|---|---|---|---|\n"
 
 
 def page() -> str:
-    """The whole file: a table per symptom, a table per topic with errors first, and the names in causes."""
-    parts = [HEAD, *map(symptom_table, get_args(Symptom))]
+    """The whole file: what users see, then what `doctor` alone sees, by topic. Every rule stands once."""
+    sections = [(symptom, symptom_lines(symptom)) for symptom in get_args(Symptom)]
     for topic in get_args(Topic):
-        selected = sorted((rule for rule in rules() if rule.topic == topic), key=lambda rule: rule.level)
-        parts.append(f"## {topic[0].upper()}{topic[1:]}\n\n{COLUMNS}{''.join(map(row, selected))}")
-    used = {name for rule in rules() for name in names_in(rule.when)}
-    names = [f"| `{name}` | {meaning} |\n" for name, meaning in FACTS.items() if name in used]
-    return "\n".join([*parts, "## Names in causes\n\n| name | meaning |\n|---|---|\n" + "".join(names)])
+        sections.append((topic, [line(rule) for rule in rules() if rule.topic == topic and not rule.symptoms]))
+    chapters = [f"\n## {title[0].upper()}{title[1:]}\n\n{''.join(lines)}" for title, lines in sections if lines]
+    return HEAD + "".join(chapters)
 
 
-def symptom_table(symptom: Symptom) -> str:
-    """Causes that a user with this symptom should look at: what users report, then the rules."""
-    rows = [(thread.says, thread.do, thread.source) for thread in threads() if thread.symptom == symptom]
-    for rule in rules():
-        if symptom in rule.symptoms:
-            rows.append((f"{rule.id}: {_marked(rule.message)}", _marked(rule.fix), rule.source))
-    table = "".join(_cells(cause, fix, _linked(source)) for cause, fix, source in rows)
-    return f"## {symptom[0].upper()}{symptom[1:]}\n\n| cause | what to do | threads |\n|---|---|---|\n{table}"
+def symptom_lines(symptom: Symptom) -> list[str]:
+    """Reports of users, then the rules whose first symptom it is, then the numbers of the others."""
+    lines = [entry(thread.says, thread.do, thread.source) for thread in threads() if thread.symptom == symptom]
+    lines += [line(rule) for rule in rules() if rule.symptoms[:1] == [symptom]]
+    others = [rule.id for rule in rules() if symptom in rule.symptoms[1:]]
+    return [*lines, f"- See also {', '.join(others)}.\n"] if others else lines
 
 
-def row(rule: Rule) -> str:
-    """One line of a table, with links to vllm-ascend's threads."""
-    source = _linked(rule.known_from)
-    return _cells(f"{rule.id} {rule.level}", _marked(rule.message), f"`{rule.when}`", _marked(rule.fix), source)
+def line(rule: Rule) -> str:
+    """A rule with links to vllm-ascend's threads."""
+    mark = f"**{rule.id}**" if rule.level == ERROR else rule.id
+    return entry(f"{mark} {_marked(rule.message)}", _marked(rule.fix), rule.source)
 
 
-def _cells(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+def entry(cause: str, fix: str, source: str) -> str:
+    return " ".join([f"- {cause} → {fix}", *_links(source)]) + "\n"
 
 
 def _marked(text: str) -> str:
     return re.sub(r"(\{\w+\})", r"`\1`", text).replace("*", "\\*")
 
 
-def _linked(source: str) -> str:
-    """Numbers as links; after the name of another project they are its own."""
-    return re.sub(r"(?<!sglang )(?<!gpustack )#(\d+)", rf"[#\1]({THREADS}\1)", source)
+def _links(source: str) -> Iterable[str]:
+    """Threads of vllm-ascend; a number after the name of another project is its own."""
+    return (f"[#{issue}]({THREADS}{issue})" for issue in re.findall(r"(?<!sglang )(?<!gpustack )#(\d+)", source))
 
 
 def main() -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from glm5_ascend.deploy.heartbeat import FleetHeartbeat
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
-from glm5_ascend.serve.router import RunningRouter
 from tests.deploy.support.judges import tool_environment
 from tests.deploy.support.replicas import (
     BROKEN,
@@ -69,15 +68,11 @@ class Fleet:
         self.process.start()
         self.process.wait_until_healthy(self.url)
         homes: list[list[str]] = [[], []]
-        for number in range(1000):
-            session = f"conversation-{number}"
+        for session in (f"conversation-{i}" for i in range(1000)):
             homes[home_of(self.url, session, self.servers)].append(session)
             if min(map(len, homes)) >= EACH:
                 break
         self.sessions = [session for pair in zip(*homes, strict=False) for session in pair][: 2 * EACH]
-
-    def server(self, url: str) -> Replica:
-        return next(server for server in self.servers if server.url == url)
 
     def kill(self) -> None:
         for program in (self.process, *self.servers):
@@ -194,13 +189,13 @@ class Load:
         return self
 
     def ask(self, client: int) -> None:
-        number = 0
+        turn = 0
         while not self.over.is_set():
-            number += 1
-            hello = [{"role": "user", "content": f"What is {11 + number % 80} + {12 + client}?"}]
-            long = {"max_tokens": 400, "ignore_eos": True} if number % 4 == 0 else {}
-            session = self.sessions[(client + number) % len(self.sessions)]
-            request = Request(self.url, session, chat(hello, stream=(client + number) % 2 == 0, **long))
+            turn += 1
+            hello = [{"role": "user", "content": f"What is {11 + turn % 80} + {12 + client}?"}]
+            long = {"max_tokens": 400, "ignore_eos": True} if turn % 4 == 0 else {}
+            session = self.sessions[(client + turn) % len(self.sessions)]
+            request = Request(self.url, session, chat(hello, stream=(client + turn) % 2 == 0, **long))
             self.requests.append(request)
             began = time.monotonic()
             request.run()
@@ -212,52 +207,26 @@ class Load:
             thread.join()
 
 
-@pytest.mark.parametrize("what", ["engine", "server"])
-def test_a_hung_server_is_taken_out_under_load(fleet: Fleet, what: str) -> None:
-    """SIGSTOP of the engine, whose HTTP server still answers, or of all. Whole requests are answered by the other."""
+def test_a_hung_engine_is_found_under_load(fleet: Fleet, tmp_path: Path) -> None:
+    """SIGSTOP: /health still answers, health.sh tells. The server's end gives its whole requests to the other one."""
     wait_for(lambda: all(healthy(server.url) for server in fleet.servers), "both servers")
     victim = fleet.servers[0]
-    messages: list[str] = []
-    heart = FleetHeartbeat(
-        RunningRouter(fleet.url),
-        patience=4,
-        timeout=15,
-        on_hung=lambda url: end(fleet.server(url)),
-        report=messages.append,
-    )
-    over = threading.Event()
+    (tmp_path / "health.sh").write_text(rendered("health.sh.j2"))
+    arguments = ("127.0.0.1", str(victim.port), "1", "15", "20")
 
-    def beat() -> None:
-        while not over.is_set():
-            heart.beat()
-            time.sleep(2)
+    def hangs() -> bool:
+        command = ["bash", str(tmp_path / "health.sh"), *arguments]
+        return "no step" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
-    beating = threading.Thread(target=beat)
-    beating.start()
-    try:
-        with Load(fleet.url, fleet.sessions) as traffic:
-            wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
-            hung = [victim.engine()] if what == "engine" else [victim.engine(), *_servers(victim)]
-            for process in hung:
-                process.send_signal(signal.SIGSTOP)
-            assert what == "server" or healthy(victim.url)  # nothing but the heartbeat can know
-            wait_for(lambda: any(f"{victim.url}: removed" in line for line in messages), "the heartbeat")
-            at = len(traffic.requests)
-            wait_for(lambda: len(traffic.requests) > at + 2 * CLIENTS, "requests after it")
-        assert RunningRouter(fleet.url).workers() == [fleet.servers[1].url]
-        lost = [request for request in traffic.requests if request.fate != COMPLETE]
-        print(f"{what}: {len(traffic.requests)} requests, {len(lost)} lost, longest {max(traffic.seconds):.1f} s")
-        assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS
-        victim.start()
-        wait_for(lambda: any(f"{victim.url}: added again" in line for line in messages), "the restarted server")
-        assert len(RunningRouter(fleet.url).workers()) == 2
-    finally:
-        over.set()
-        beating.join()
-    print(*messages, sep="\n")
-
-
-def _servers(server: Replica) -> list[psutil.Process]:
-    assert server.process is not None
-    root = psutil.Process(server.process.pid)
-    return [root, *root.children(recursive=True)]
+    with Load(fleet.url, fleet.sessions) as traffic:
+        wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
+        assert not hangs()
+        victim.engine().send_signal(signal.SIGSTOP)
+        assert healthy(victim.url)
+        wait_for(hangs, "health.sh")
+        end(victim)
+        count = len(traffic.requests)
+        wait_for(lambda: len(traffic.requests) > count + 2 * CLIENTS, "requests after it")
+    lost = [request for request in traffic.requests if request.fate != COMPLETE]
+    print(f"{len(traffic.requests)} requests, {len(lost)} lost, longest {max(traffic.seconds):.1f} s")
+    assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS

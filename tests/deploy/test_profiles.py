@@ -65,15 +65,14 @@ def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Rol
 
 @pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
 def test_the_layout_uses_every_die_once(profile: Profile, role: Role) -> None:
-    per_node = 8 if role.name == "a2" or profile.hardware["node"] == "a2" else 16
+    per_node = 8 if profile.hardware["node"] == "a2" else 16
     assert role.local_ranks * role.rank_dies == per_node
     if role.engine == SGLANG:
         assert role.args["tp-size"] == role.nodes * per_node and role.args.get("nnodes", 1) == role.nodes
     else:
         assert role.local_ranks * role.nodes == role.args.get("data-parallel-size", 1) * role.args.get("nnodes", 1)
         assert role.args.get("nnodes", role.nodes) == role.nodes
-    if not profile.alternatives:
-        assert sum(r.nodes for r in profile.roles.values()) * per_node == profile.hardware["dies"]
+    assert sum(r.nodes for r in profile.roles.values()) * per_node == profile.hardware["dies"]
 
 
 @pytest.mark.parametrize(("profile", "role"), ON_ATLAS, ids=ids)
@@ -123,10 +122,10 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
     server = ServerPlace(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
-    argv = command(profile, profile.role("a3"), server, "DIR", []).argv
+    argv = command(profile, profile.role(None), server, "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
-    first = command(profile, profile.role("a3"), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
+    first = command(profile, profile.role(None), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
     assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
 
 

@@ -41,7 +41,7 @@ def test_a_row(row: list[str]) -> None:
         nodes=nodes, layout=LAYOUTS[name], workload="in=1024,out=512,concurrency=8",
     ).to_dict()["memory_per_die"]  # fmt: skip
     parts = result["parts"]
-    stored = sum(size for part, size in parts.items() if part == "weights" or "copies" in part or "whole" in part)
+    stored = sum(size for title, size in parts.items() if title == "weights" or "copies" in title or "whole" in title)
     assert f"{stored / GIB:.1f}" == weights
     assert f"{(result['usable'] - sum(parts.values())) / GIB:.1f}" == caches
 

@@ -28,6 +28,37 @@ def test_what_is_no_plain_path_is_refused(model: str, target: str, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_values_of_a_cluster_end_as_themselves(tmp_path: Path) -> None:
+    """Texts that YAML, jinja2 or a shell could read as something else."""
+    texts = [
+        "{{ 7 * 7 }}",
+        "{% raw %}",
+        "$(id)",
+        "a: b # c",
+        "- x",
+        "[a, b]",
+        "{a: 1}",
+        "yes",
+        "1e3",
+        "0o17",
+        "~",
+        "'\"",
+        "&a",
+        "字\u2028",
+    ]
+    env = {f"V{i}": f"{text}\n{text}" for i, text in enumerate(texts)}
+    labels = {f"l{i}": text for i, text in enumerate(texts)}
+    values = {"server": {"flags": texts, "env": env}, "scheduling": {"labels": labels, "tolerations": [labels]}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    render("a3-single-w4a8", "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
+    objects = list(yaml.safe_load_all((tmp_path / "k8s" / "server.yaml").read_text()))
+    (template,) = (item["spec"]["template"] for item in objects if item["kind"] == "Deployment")
+    (server,) = template["spec"]["containers"]
+    assert server["args"][-len(texts) :] == texts and template["spec"]["tolerations"] == [labels]
+    assert env.items() <= {variable["name"]: variable.get("value") for variable in server["env"]}.items()
+    assert labels.items() <= template["metadata"]["labels"].items()
+
+
 def run_script(path: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The script with a `vllm` that prints its arguments, one a line."""
     programs = folder / "bin"

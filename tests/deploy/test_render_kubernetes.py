@@ -70,13 +70,13 @@ def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     """Services select pods that listen on their ports, and ConfigMaps have the scripts that pods run."""
     objects, profile = kubernetes_objects(tmp_path / "files", name), load(name)
     pods = []
-    for (kind, _), item in objects.items():
-        if kind == "Deployment":
+    for item in objects.values():
+        if item["kind"] == "Deployment":
             pods.append(item["spec"]["template"])
-        elif kind == "LeaderWorkerSet":
+        elif item["kind"] == "LeaderWorkerSet":
             pods += [item["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
-    for (kind, title), item in objects.items():
-        if kind == "Service":
+    for (_, title), item in objects.items():
+        if item["kind"] == "Service":
             # LeaderWorkerSet's controller gives its pods DNS names by a headless Service of the set's own name.
             assert ("LeaderWorkerSet", title) not in objects
             selected = [pod for pod in pods if matches(item["spec"]["selector"], pod["metadata"]["labels"])]
@@ -129,8 +129,8 @@ def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
     assert words[2].startswith("/vllm-workspace/vllm-ascend/examples/")
     for role, flag in (("prefill", "--prefiller"), ("decode", "--decoder")):
         count = profile.roles[role].nodes * profile.roles[role].local_ranks
-        for kind in ("hosts", "ports"):
-            start = words.index(f"{flag}-{kind}") + 1
+        for option in ("hosts", "ports"):
+            start = words.index(f"{flag}-{option}") + 1
             assert not any(word.startswith("--") for word in words[start : start + count])
         hosts = words[words.index(f"{flag}-hosts") + 1 :][:count]
         assert set(hosts) == set(environ[f"{role.upper()}_NODES"].split())

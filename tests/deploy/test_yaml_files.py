@@ -65,6 +65,7 @@ def test_the_page_of_troubleshooting_is_current() -> None:
 
 def test_every_yaml_file_names_its_schema() -> None:
     files = [path for folder in ("deploy", "quant_recipes") for path in (ROOT / folder).rglob("*.yaml")]
+    files.remove(ROOT / "deploy" / "watch-alerts.yaml")  # Prometheus' own format; promtool checks it
     assert files
     for path in files:
         first = path.read_text("utf-8").splitlines()[0]

@@ -218,7 +218,7 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     layout = None
     if len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args:
         layout = Layout(engine_of(role, acceptance.profile.line)).text()
-    hardware = str(acceptance.profile.hardware["node"]).split(" or ")[0]
+    hardware = str(acceptance.profile.hardware["node"])
     if not acceptance.on_npu:
         hardware = str(acceptance.folder / HARDWARE)
         if not Path(hardware).is_file():

@@ -20,7 +20,7 @@ def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLi
     Raises:
         CheckpointError, ConfigError: the planner refuses the checkpoint or the layout.
     """
-    machine = role.name if profile.alternatives else str(profile.hardware["node"])
+    machine = str(profile.hardware["node"])
     if machine not in known_hardware():
         return ()
     model = from_directory(checkpoint, role.int8_caches)

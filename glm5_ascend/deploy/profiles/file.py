@@ -17,10 +17,10 @@ class _ProfileKeys(BaseModel):
 
 
 class HardwareKeys(_ProfileKeys):
-    """Machines. A profile with alternatives has `a3 or a2` and `4 or 8`."""
+    """Machines."""
 
     node: str | None = None
-    nodes: int | str | None = None
+    nodes: int | None = None
     dies: int | None = Field(default=None, description="Of all machines together.")
 
 
@@ -88,7 +88,6 @@ class ProfileFile(_ProfileKeys):
     hardware: HardwareKeys | None = None
     weights: WeightKeys | None = None
     memory: MemoryKeys | None = None
-    alternatives: bool | None = Field(default=None, description="One role or the other, not both.")
     proxy: ProxyKeys | None = None
     base: LayerKeys | None = Field(default=None, description="Applies to every role.")
     multi_node: LayerKeys | None = Field(default=None, description="Applies to roles with several machines.")

@@ -86,7 +86,6 @@ class Profile:
     weights: dict[str, str]
     memory: dict[str, float]
     roles: dict[str, Role]
-    alternatives: bool
     proxy: dict[str, Any]
     scheduling: dict[str, SwitchKeys]
     on_next: tuple[str, ...] = ()
@@ -168,7 +167,7 @@ def _profile(name: str, data: dict[str, Any]) -> Profile:
     return Profile(
         name=data["name"], title=data["title"], line=_line(name, data), status=data["status"], source=data["source"],
         models=tuple(data["models"]), hardware=data["hardware"], weights=data["weights"], memory=data.get("memory", {}),
-        roles=roles, alternatives=data.get("alternatives", False), proxy=data.get("proxy", {}),
+        roles=roles, proxy=data.get("proxy", {}),
         scheduling={key: SwitchKeys(**keys) for key, keys in data["scheduling"].items()},
         on_next=tuple(data["on_next"]),
     )  # fmt: skip

@@ -42,6 +42,11 @@ class Files:
     model: str
     values: PodValues
 
+    @property
+    def machine(self) -> str:
+        """`a2` or `a3`."""
+        return str(self.profile.hardware["node"])
+
     @cached_property
     def servers(self) -> tuple[Server, ...]:
         return tuple(Server(self, role) for role in self.profile.roles.values())
@@ -53,6 +58,7 @@ class Files:
             "profile": profile, "model": self.model, "values": self.values,
             "heading": Markup("\n".join(heading(profile))),
             "cpu": profile.platform == CPU, "sglang": profile.engine == SGLANG, "servers": self.servers,
+            "machine": self.machine,
             "MANAGERS": MANAGERS, "MOUNTS": MOUNTS, "KERNEL_CACHE": KERNEL_CACHE, "ROUTER_VERSION": ROUTER_VERSION,
         }  # fmt: skip
         return rendered(template, **common, **more)
@@ -114,12 +120,6 @@ class Server:
         return f"serve-{self.role.name}.sh"
 
     @property
-    def machine(self) -> str:
-        """`a2` or `a3`: the name of the role in profiles with alternatives."""
-        profile = self.files.profile
-        return self.role.name if profile.alternatives else str(profile.hardware["node"])
-
-    @property
     def dies(self) -> int:
         """Dies per machine."""
         return self.role.local_ranks * self.role.rank_dies
@@ -133,16 +133,11 @@ class Server:
     def tag(self) -> str:
         """Tag of our image. It has this package's version, because nodes keep an image that they have pulled."""
         line = self.files.profile.line
-        return f"glm5-ascend:{__version__}-{'sglang-' if line.engine == SGLANG else ''}{line.tags[self.machine]}"
+        return f"glm5-ascend:{__version__}-{'sglang-' if line.engine == SGLANG else ''}{line.tags[self.files.machine]}"
 
     @property
     def image(self) -> str:
         return self.files.image(self.tag, self.files.values.image.digest)
-
-    @property
-    def dockerfile(self) -> str:
-        """Name of the Dockerfile, which adds the wheel of `make build` and changes no version of the image."""
-        return f"Dockerfile.{self.machine}"
 
     def uses(self, word: str) -> bool:
         """True if a variable of the role needs a word in braces."""

@@ -98,11 +98,12 @@ def shell(files: Files) -> dict[str, str]:
 
 def compose(files: Files) -> dict[str, str]:
     """One service per role, on the host's network; the same file goes to every machine."""
-    return {"compose.yaml": files.text("compose.yaml.j2")} | _server_images(files) | shell(files)
+    return {"compose.yaml": files.text("compose.yaml.j2")} | _server_image(files) | shell(files)
 
 
-def _server_images(files: Files) -> dict[str, str]:
-    return {server.dockerfile: files.text("Dockerfile.j2", machine=server.machine) for server in files.servers}
+def _server_image(files: Files) -> dict[str, str]:
+    """The Dockerfile, which adds the wheel of `make build` and changes no version of the image."""
+    return {f"Dockerfile.{files.machine}": files.text("Dockerfile.j2")}
 
 
 def kubernetes(files: Files) -> dict[str, str]:
@@ -113,7 +114,7 @@ def kubernetes(files: Files) -> dict[str, str]:
 def _images(files: Files) -> dict[str, str]:
     """Dockerfiles of servers and router; the proxy runs in the servers' image."""
     router = {} if files.profile.proxy else {"Dockerfile.router": files.text("Dockerfile.router.j2")}
-    return _server_images(files) | router
+    return _server_image(files) | router
 
 
 def _objects(files: Files) -> dict[str, str]:

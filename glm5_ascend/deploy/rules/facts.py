@@ -121,10 +121,9 @@ COMMON = (
 
 def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
     """Facts of a profile without its flags, and of the checkpoint that it is for."""
-    hardware = profile.hardware
     facts: dict[str, Any] = {
         "npu": profile.platform == "npu",
-        "node": role.name if profile.alternatives else hardware["node"],
+        "node": profile.hardware["node"],
         "nodes": role.nodes,
         "dies": role.local_ranks * role.rank_dies,
     }

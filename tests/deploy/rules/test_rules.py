@@ -172,7 +172,7 @@ def test_both_spellings_of_int8_caches_are_seen() -> None:
 def test_the_exchange_buffer_is_that_of_the_formula() -> None:
     """Values computed by hand from CANN's formula for the shipped layouts."""
     for profile, role, megabytes in (
-        ("rollout", "a3", 827),
+        ("rollout", "server", 827),
         ("a3-pd", "decode", 207),
         ("a3-single-w4a8", "server", 26),
     ):

@@ -19,12 +19,12 @@ def is_on(switch: SwitchKeys, role: Role) -> bool:
 def row(profile: Profile, role: Role) -> str:
     args = role.args
     name = profile.name if len(profile.roles) == 1 else f"{profile.name}, {role.name}"
-    machine = role.name if profile.alternatives else profile.hardware["node"]
+    machine = profile.hardware["node"]
     if profile.engine == SGLANG:
         layout, tokens = f"{args['tp-size']} / {args.get('dp-size', 1)} / 1", args["context-length"]
         accepted = "SGLang 0.5.23"
     else:
-        layout = " / ".join(str(args.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "data", "decode-context"))
+        layout = " / ".join(str(args.get(f"{axis}-parallel-size", 1)) for axis in ("tensor", "data", "decode-context"))
         tokens = args.get("max-model-len", "by the memory")
         accepted = "vllm-ascend 0.23.0, vLLM 0.32" if profile.platform == "npu" else f"vLLM 0.32, {profile.status}"
         if profile.line is VLLM_ASCEND_030:

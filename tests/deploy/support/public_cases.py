@@ -12,4 +12,4 @@ def broken(profile: str, flags: str, role: str | None = None) -> set[str]:
     """Ids of the rules that a profile with these flags breaks, apart from those that it breaks without them."""
     loaded = load(profile)
     usual, result = (preflight(loaded, None, role, words)[0] for words in ([], flags.split()))
-    return {one.id for one in result.broken} - {one.id for one in usual.broken}
+    return {rule.id for rule in result.broken} - {rule.id for rule in usual.broken}
