@@ -21,6 +21,8 @@ from glm5_ascend.files.resources import data_dir
 
 #: Numbers for Go's YAML parser that PyYAML takes for words and writes without quotes, as 1e3 and 0o17.
 _NUMBER = re.compile(r"[-+]?(0o[0-7_]+|\.?[0-9][0-9_.]*(e[-+]?[0-9]+)?)", re.IGNORECASE)
+#: Line breaks of YAML, which PyYAML does not preserve between single quotes.
+_BREAK = re.compile("[\r\n\x85\u2028\u2029]")
 _WORD = re.compile(r"\{(" + "|".join([*WORDS, "model"]) + r")\}")
 
 
@@ -30,7 +32,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _NUMBER.fullmatch(text) else None)
+    style = '"' if _BREAK.search(text) else "'" if _NUMBER.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent)
