@@ -56,7 +56,7 @@ def test_a_shell_completes_the_value_of_a_choice() -> None:
     done = glm5_ascend(
         _GLM5_ASCEND_COMPLETE="complete_bash", COMP_WORDS="glm5-ascend deploy render --to ", COMP_CWORD="4"
     )
-    assert done.stdout.split() == ["shell", "compose", "k8s", "kustomize", "recipe"]
+    assert done.stdout.split() == ["shell", "compose", "k8s", "kustomize"]
 
 
 WRONG = [
