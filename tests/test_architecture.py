@@ -24,6 +24,7 @@ LAYERS = (
     "stop_signals",
     "options",
     "engine_lines",
+    "engine_view",
     "glm5_kernels",
     "files",
     "report",

@@ -43,7 +43,7 @@ class CheckpointDir:
     """All tensors of a checkpoint directory by name; headers are read once, data on demand.
 
     Args:
-        spelled: gives the name by which a stored tensor is asked for, see `ModelSpec.spelled`.
+        spelled: gives the name by which a stored tensor is asked for, see `Architecture.spelled`.
     """
 
     def __init__(self, directory: Path, spelled: Callable[[str], str] = _as_stored) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from glm5_ascend.engine_view import ENGINE_VIEWS
+
 if TYPE_CHECKING:
     import torch
 
     from glm5_ascend.model.config import ModelConfig
-    from glm5_ascend.model.spec import Linear, ModelSpec
+    from glm5_ascend.model.spec import Architecture, Linear
 
 FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
 QUANTIZED = (W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC)
@@ -85,11 +87,11 @@ def partial_sums(module: str) -> int:
     return DOWN_PROJ_PARTIAL_SUMS if module.endswith("down_proj") else 1
 
 
-def not_runnable(spec: ModelSpec, module: str, linear: Linear, scheme: str) -> str | None:
+def not_runnable(spec: Architecture, module: str, linear: Linear, scheme: str) -> str | None:
     """Say why no engine runs a linear in this type; None if one does."""
     routed = spec.is_routed(module)
-    if scheme != FLOAT and (linear.why_float or linear.name in spec.always_float):
-        return linear.why_float or "the engine can run this module in FLOAT only"
+    if scheme != FLOAT and (reason := linear.why_float or ENGINE_VIEWS[spec.model_type].why_float.get(linear.name)):
+        return reason
     if scheme == W4A8_DYNAMIC and not routed:
         return "W4A8_DYNAMIC exists for routed experts only"
     if scheme == W8A8 and routed:
@@ -112,11 +114,11 @@ def mixed_types(config: ModelConfig, types: Mapping[str, str]) -> Iterator[tuple
                 yield from ((module, example) for module in typed if types[module] != usual)
 
 
-def type_alias(spec: ModelSpec, module: str) -> str | None:
+def type_alias(spec: Architecture, module: str) -> str | None:
     """Return the second name under which the description has a linear's type, by its full name; None: it has no other.
 
     Of the routed experts SGLang reads the type of expert 0 only.
     """
-    tensors, engine = spec.type_aliases
+    tensors, engine = ENGINE_VIEWS[spec.model_type].type_aliases
     skipped = spec.is_routed(module) and f".{spec.experts_prefix}0." not in module
     return engine + module.removeprefix(tensors) if tensors and module.startswith(tensors) and not skipped else None

@@ -1,82 +1,38 @@
-"""`ModelConfig`: the sizes and switches of one model, and the walks over its weights.
-
-Nothing here has a size built in: every number comes from config.json (`config_file.py`).
-"""
+"""`ModelConfig`: the walks over the weights of one model, whose sizes come from config.json (`config_file.py`)."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
+from glm5_ascend.engine_view import ENGINE_VIEWS, EngineView
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.glm5 import GLM5
 from glm5_ascend.model.glm5_next import GLM5_NEXT
-from glm5_ascend.model.spec import Linear, ModelSpec, Subgraph, Weight
+from glm5_ascend.model.sizes import ModelSizes
+from glm5_ascend.model.spec import Architecture, Block, Linear, Subgraph, Vector, Weight
 
 #: All supported architectures, by `model_type`.
 SPECS = {spec.model_type: spec for spec in (GLM5, GLM5_NEXT)}
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Sizes and switches of one model, and the walks over its weights; `path` is the file they came from.
-
-    Fields with a default belong to GLM-5.3-Flash; the default is GLM-5's meaning.
-    """
-
-    path: Path
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    moe_intermediate_size: int
-    num_hidden_layers: int
-    num_nextn_predict_layers: int
-    num_attention_heads: int
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
-    n_group: int
-    topk_group: int
-    norm_topk_prob: bool
-    routed_scaling_factor: float
-    index_n_heads: int
-    index_head_dim: int
-    index_topk: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    mlp_layer_types: tuple[str, ...]  # "dense" | "sparse", one per main layer
-    indexer_types: tuple[str, ...]  # "full" | "shared", one per main layer
-    quantization_config: dict[str, Any] | None  # of the *source*, e.g. FP8 blocks
-    attention_types: tuple[str, ...] = ()  # "linear" | "sparse", one per main layer; empty: all sparse
-    index_kpool: int = 1  # tokens behind one key of the indexer
-    linear_num_heads: int = 0
-    linear_head_dim: int = 0
-    linear_conv_kernel_dim: int = 0
-    linear_lower_bound: float = 0.0
-    hc_mult: int = 1  # residual streams
-    hc_sinkhorn_iters: int = 0
-    hc_eps: float = 0.0
-    swiglu_limit: float = math.inf
-    vision: tuple[tuple[str, int], ...] = ()  # keys and sizes of `vision_config`
+class ModelConfig(ModelSizes):
+    """The walks over the weights of one model."""
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Architecture:
         return SPECS[self.model_type]
+
+    @property
+    def engines(self) -> EngineView:
+        """How engines see this architecture."""
+        return ENGINE_VIEWS[self.model_type]
 
     def require(self, step: str) -> None:
         """Raise `ConfigError` where `step` (a command, or a part of one) does not support this architecture."""
-        if why := self.spec.lacks.get(step):
+        if why := self.engines.lacks.get(step):
             raise ConfigError(
                 f"{self.path}: {step} does not take {self.spec.label} yet: {why}", "give a GLM-5 checkpoint"
             )
@@ -113,24 +69,9 @@ class ModelConfig:
         tower = self.spec.tower
         return self.spec.global_weights + (() if tower is None else tower.weights(self.sizes))
 
-    def is_mtp(self, layer: int) -> bool:
-        return layer >= self.num_hidden_layers
-
-    def is_moe(self, layer: int) -> bool:
-        return self.is_mtp(layer) or self.mlp_layer_types[layer] == "sparse"
-
     def streams(self, layer: int) -> int:
         """Return the number of residual streams of a layer; an MTP layer has one."""
         return 1 if self.is_mtp(layer) else self.hc_mult
-
-    def attention_kind(self, layer: int) -> str:
-        """Return "sparse" or "linear"; MTP layers are sparse."""
-        return self.attention_types[layer] if self.attention_types and not self.is_mtp(layer) else "sparse"
-
-    def has_indexer(self, layer: int) -> bool:
-        """Return True for a layer of sparse attention with an indexer of its own; MTP layers have one."""
-        full = self.is_mtp(layer) or self.indexer_types[layer] == "full"
-        return full and self.attention_kind(layer) == "sparse"
 
     def shares_indexer(self, layer: int) -> bool:
         """Return True for a layer that works on the selection of an earlier one (GLM-5.2): it has no indexer."""
@@ -145,8 +86,23 @@ class ModelConfig:
 
     def backbone(self, layer: int) -> tuple[Weight, ...]:
         """All weights of one layer except its routed experts."""
-        kinds = self.spec.layer_kinds(self, layer)
-        return tuple(weight for block in self.spec.blocks if block.kind in kinds for weight in block.weights)
+        return tuple(weight for block in self.blocks(layer) for weight in block.weights)
+
+    def blocks(self, layer: int) -> tuple[Block, ...]:
+        """The blocks of weights that a layer has, in the order in which they are written."""
+        names = self.spec.blocks_of_layer(self, layer)
+        return tuple(block for block in self.spec.blocks if block.name in names)
+
+    def group_of(self, prefix: str, weight: Weight) -> str:
+        """The row of a weight in tables of modules, such as "routed experts" or "MTP layer"."""
+        layer, tower = self.spec.layer_of(prefix), self.spec.tower
+        if layer is None:
+            in_tower = tower is not None and weight.name.startswith(tower.prefix)
+            return "vision tower" if in_tower else "embeddings, head, final norm"
+        if self.is_mtp(layer):
+            return "MTP layer"
+        block = next((block.name for block in self.blocks(layer) if weight in block.weights), "routed experts")
+        return "norms" if isinstance(weight, Vector) and block.endswith("attention") else block
 
     def layer_weights(self, layer: int) -> Iterator[Weight]:
         """All weights of one layer, routed experts last."""
@@ -179,7 +135,7 @@ class ModelConfig:
         """
         prefix = self.spec.layer_prefix(layer)
         names = {weight.name for weight in self.backbone(layer)}
-        for group in self.spec.fused:
+        for group in self.engines.fused:
             if names.issuperset(group):
                 yield tuple(prefix + name for name in group)
         if self.is_moe(layer):

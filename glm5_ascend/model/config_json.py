@@ -12,7 +12,7 @@ from typing import Any
 
 from glm5_ascend.errors import ConfigError, shown
 from glm5_ascend.model.config import SPECS
-from glm5_ascend.model.spec import ModelSpec
+from glm5_ascend.model.spec import Architecture
 
 #: Architectures users confuse with GLM-5, and what to tell them.
 _OTHER_ARCHITECTURES = {
@@ -30,7 +30,7 @@ _WAY_OUT = {
 }
 
 
-def language_keys(raw: dict[str, Any], path: Path) -> tuple[ModelSpec, dict[str, Any]]:
+def language_keys(raw: dict[str, Any], path: Path) -> tuple[Architecture, dict[str, Any]]:
     """The architecture of a config.json and the keys of its language model, with the defaults of those left out.
 
     Raises:
@@ -41,7 +41,7 @@ def language_keys(raw: dict[str, Any], path: Path) -> tuple[ModelSpec, dict[str,
     return spec, flat_keys(completed(raw))
 
 
-def _check_architecture(raw: dict[str, Any], path: Path) -> ModelSpec:
+def _check_architecture(raw: dict[str, Any], path: Path) -> Architecture:
     """The architecture of a config.json; `ConfigError` for another one names those that are confused with GLM-5."""
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and model_type in SPECS:
@@ -92,13 +92,13 @@ def completed(raw: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def spec_of(raw: Mapping[str, Any]) -> ModelSpec | None:
+def spec_of(raw: Mapping[str, Any]) -> Architecture | None:
     """Return the architecture of a config.json; None if it is not supported."""
     model_type = raw.get("model_type")
     return SPECS.get(model_type) if isinstance(model_type, str) else None
 
 
-def _check_objects(raw: Mapping[str, Any], spec: ModelSpec, path: Path) -> None:
+def _check_objects(raw: Mapping[str, Any], spec: Architecture, path: Path) -> None:
     """Raise `ConfigError` where config.json lacks an object of the architecture, or has that of another one."""
     for key, suffix in ((spec.text_config, "text"), (spec.vision_config, "vision")):
         if key is None:

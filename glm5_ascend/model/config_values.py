@@ -11,7 +11,7 @@ from typing import Any
 
 from glm5_ascend.errors import ConfigError, shown
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.spec import ModelSpec
+from glm5_ascend.model.spec import Architecture
 
 #: Sizes are multiplied, and given to engines as 32-bit integers.
 LARGEST_SIZE = 2**31 - 1
@@ -37,7 +37,7 @@ _PER_LAYER = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
 _SCHEDULE = ("index_topk_freq", "index_skip_topk_offset")
 
 
-def checked_config(raw: dict[str, Any], spec: ModelSpec, path: Path) -> ModelConfig:
+def checked_config(raw: dict[str, Any], spec: Architecture, path: Path) -> ModelConfig:
     """The sizes and switches of a model from the keys of its language model, each checked.
 
     Raises:
@@ -71,7 +71,7 @@ def checked_config(raw: dict[str, Any], spec: ModelSpec, path: Path) -> ModelCon
     return config
 
 
-def check_counts(raw: dict[str, Any], spec: ModelSpec | None, path: Path) -> None:
+def check_counts(raw: dict[str, Any], spec: Architecture | None, path: Path) -> None:
     """Check bounds and types of the counts and sizes that are given; a missing key is accepted.
 
     Raises:
@@ -216,7 +216,7 @@ def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, .
     return tuple(types)
 
 
-def _attention_types(raw: dict[str, Any], spec: ModelSpec, layers: int, path: Path) -> tuple[str, ...]:
+def _attention_types(raw: dict[str, Any], spec: Architecture, layers: int, path: Path) -> tuple[str, ...]:
     """Return "linear" or "sparse" per main layer; empty for an architecture with one kind of attention."""
     if not spec.attention_kinds:
         return ()
@@ -231,7 +231,7 @@ def _attention_types(raw: dict[str, Any], spec: ModelSpec, layers: int, path: Pa
     return tuple(kinds[attention] for attention in types)
 
 
-def _vision_sizes(raw: dict[str, Any], spec: ModelSpec, path: Path) -> tuple[tuple[str, int], ...]:
+def _vision_sizes(raw: dict[str, Any], spec: Architecture, path: Path) -> tuple[tuple[str, int], ...]:
     """Return the integers of `vision_config` that the tower's shapes follow from."""
     if spec.vision_config is None:
         return ()

@@ -1,16 +1,23 @@
-"""GLM-5, 5.1, 5.2 and 5.3 (`glm_moe_dsa`) as a `ModelSpec`.
+"""GLM-5, 5.1, 5.2 and 5.3 (`glm_moe_dsa`) as an `Architecture`.
 
 Source: transformers 5.19 `glm_moe_dsa`, msModelSlim 26.1.0 `model/glm_5/quarot.py` (facts, not code).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Basis, Block, Linear, ModelSpec, Subgraph, Vector, Weight
-
-if TYPE_CHECKING:
-    from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.sizes import ModelSizes
+from glm5_ascend.model.spec import (
+    FIXED,
+    HIDDEN,
+    HIDDEN_PAIR,
+    Architecture,
+    Basis,
+    Block,
+    Linear,
+    Subgraph,
+    Vector,
+    Weight,
+)
 
 Q_LORA = "q_lora"
 KV_LORA = "kv_lora"
@@ -19,7 +26,7 @@ HEADS_NOPE_V = "heads_nope_v"  # per head: K rows untouched, V rows rotated
 HEADS_V = "heads_v"
 
 
-def _mlp(prefix: str, width: str) -> tuple[Linear, ...]:
+def mlp(prefix: str, width: str) -> tuple[Linear, ...]:
     norm = ("post_attention_layernorm",)
     return (
         Linear(f"{prefix}gate_proj", width, "hidden", norm, HIDDEN),
@@ -28,7 +35,7 @@ def _mlp(prefix: str, width: str) -> tuple[Linear, ...]:
     )
 
 
-_ATTENTION: tuple[Weight, ...] = (
+ATTENTION: tuple[Weight, ...] = (
     Vector("input_layernorm", "hidden", "norm"),
     Linear("self_attn.q_a_proj", "q_lora", "hidden", ("input_layernorm",), HIDDEN, Q_LORA),
     Linear("self_attn.kv_a_proj_with_mqa", "kv_lora_rope", "hidden", ("input_layernorm",), HIDDEN, KV_LORA_ROPE),
@@ -39,19 +46,18 @@ _ATTENTION: tuple[Weight, ...] = (
     Linear("self_attn.o_proj", "hidden", "heads_v", (), HEADS_V, HIDDEN),
     Vector("post_attention_layernorm", "hidden", "norm"),
 )
-_INDEXER: tuple[Weight, ...] = (
+INDEXER: tuple[Weight, ...] = (
     Linear("self_attn.indexer.wq_b", "index_heads", "q_lora", ("self_attn.q_a_layernorm",), Q_LORA),
     Linear("self_attn.indexer.wk", "index_head", "hidden", ("input_layernorm",), HIDDEN),
     Linear("self_attn.indexer.weights_proj", "index_n_heads", "hidden", ("input_layernorm",), HIDDEN),
     Vector("self_attn.indexer.k_norm", "index_head", "layernorm"),
     Vector("self_attn.indexer.k_norm", "index_head", "layernorm_bias"),
 )
-_MOE: tuple[Weight, ...] = (
+ROUTER: tuple[Weight, ...] = (
     Linear("mlp.gate", "experts", "hidden", ("post_attention_layernorm",), HIDDEN),
     Vector("mlp.gate", "experts", "router_bias"),
-    *_mlp("mlp.shared_experts.", "shared_inter"),
 )
-_MTP: tuple[Weight, ...] = (
+MTP: tuple[Weight, ...] = (
     Vector("enorm", "hidden", "norm"),
     Vector("hnorm", "hidden", "norm"),
     Linear("eh_proj", "hidden", "hidden_pair", ("enorm", "hnorm"), HIDDEN_PAIR, HIDDEN),
@@ -59,19 +65,10 @@ _MTP: tuple[Weight, ...] = (
     Vector("shared_head.norm", "hidden", "norm"),
     Linear("shared_head.head", "vocab", "hidden", ("shared_head.norm",), HIDDEN),
 )
-WHY_FLOAT = {
-    "self_attn.kv_b_proj": "it is split into W_UK and W_UV at load",
-    "self_attn.indexer.wk": "vLLM fuses it with weights_proj, unquantized",
-    "self_attn.indexer.weights_proj": "vLLM fuses it with wk, unquantized",
-    "mlp.gate": "the router has no quantized implementation",
-    "embed_tokens": "embeddings have no quantized implementation",
-    "lm_head": "the output head has no quantized implementation",
-    "shared_head.head": "the output head has no quantized implementation",
-}
 DOWN_PROJECTIONS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
 
 
-def sizes(c: ModelConfig) -> dict[str, int]:
+def sizes(c: ModelSizes) -> dict[str, int]:
     """Return the names of dimensions in the tables of GLM-5's weights, and their sizes."""
     return {
         "hidden": c.hidden_size,
@@ -96,16 +93,18 @@ def sizes(c: ModelConfig) -> dict[str, int]:
     }
 
 
-def _layer_kinds(config: ModelConfig, layer: int) -> tuple[str, ...]:
-    kinds = ["attention", "moe" if config.is_moe(layer) else "dense"]
-    if config.has_indexer(layer):
-        kinds.append("indexer")
-    if config.is_mtp(layer):
-        kinds.append("mtp")
-    return tuple(kinds)
+def _blocks_of_layer(config: ModelSizes, layer: int) -> tuple[str, ...]:
+    indexer = ("indexer",) if config.has_indexer(layer) else ()
+    return ("attention", *indexer, *mlp_blocks(config, layer))
 
 
-GLM5 = ModelSpec(
+def mlp_blocks(config: ModelSizes, layer: int) -> tuple[str, ...]:
+    """Blocks of a layer behind its attention."""
+    mlp = ("router", "shared experts") if config.is_moe(layer) else ("dense MLP",)
+    return (*mlp, "MTP layer") if config.is_mtp(layer) else mlp
+
+
+GLM5 = Architecture(
     model_type="glm_moe_dsa",
     architecture="GlmMoeDsaForCausalLM",
     sizes=sizes,
@@ -114,15 +113,16 @@ GLM5 = ModelSpec(
         Vector("model.norm", "hidden", "norm"),
         Linear("lm_head", "vocab", "hidden", ("model.norm",), HIDDEN),
     ),
-    layer_kinds=_layer_kinds,
+    blocks_of_layer=_blocks_of_layer,
     blocks=(
-        Block("attention", _ATTENTION),
-        Block("indexer", _INDEXER),
-        Block("moe", _MOE),
-        Block("dense", _mlp("mlp.", "inter")),
-        Block("mtp", _MTP),
+        Block("attention", ATTENTION),
+        Block("indexer", INDEXER),
+        Block("router", ROUTER),
+        Block("shared experts", mlp("mlp.shared_experts.", "shared_inter")),
+        Block("dense MLP", mlp("mlp.", "inter")),
+        Block("MTP layer", MTP),
     ),
-    expert=_mlp("", "moe_inter"),
+    expert=mlp("", "moe_inter"),
     subgraphs_of_layer=(
         Subgraph("up-down", "mlp.shared_experts.up_proj", ("mlp.shared_experts.down_proj",)),
         Subgraph("up-down", "mlp.up_proj", ("mlp.down_proj",)),
@@ -153,29 +153,7 @@ GLM5 = ModelSpec(
         "rope_interleave": True,
         "indexer_rope_interleave": True,
     },
-    stated={
-        "scoring_func": ("sigmoid", "vLLM would score experts by softmax"),
-        "topk_method": ("noaux_tc", "vLLM would leave e_score_correction_bias out of the choice of experts"),
-        "indexer_rope_interleave": (True, "vLLM would rotate halves in the indexer and choose other tokens"),
-    },
-    mtp_input=("enorm", "hnorm", "eh_proj"),
     mtp_copies={"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"},
-    why_float=WHY_FLOAT,
-    always_float=(*WHY_FLOAT, "eh_proj", "model.embed_tokens"),
-    fused_modules={
-        "gate_up_proj": ("gate_proj", "up_proj"),
-        "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    },
-    fused_float_modules={"wk_weights_proj": ("wk", "weights_proj")},
-    fused=(
-        DOWN_PROJECTIONS,
-        ("mlp.gate_proj", "mlp.up_proj"),
-        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    ),
-    down_projections=DOWN_PROJECTIONS,
-    # vllm-ascend 0.30.0rc2 `attention/sfa_v1.py`, `_process_weights_for_fused_prolog_v3`: the second is taken for the
-    # type of the first.
-    query_projections=("self_attn.q_a_proj", "self_attn.q_b_proj"),
     other_names=(
         # transformers 5.1 had no module `indexer`.
         (r"\.self_attn\.(wq_b|wk|weights_proj|k_norm)\.", r".self_attn.indexer.\1."),

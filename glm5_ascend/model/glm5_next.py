@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash (`glm5_next`) as a `ModelSpec`: linear attention (KDA) and sparse attention, four residual streams.
+"""GLM-5.3-Flash (`glm5_next`) as an `Architecture`: linear attention (KDA) and sparse attention, four residual streams.
 
 Source: transformers 5.19 `glm5_next`, vllm-ascend 0.30.0rc2 `models/glm5next/` (facts, not code). No linear has a
 basis yet: rotation would have to reach the streams' maps and the vision merger, too.
@@ -6,44 +6,27 @@ basis yet: rotation would have to reach the streams' maps and the vision merger,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import replace
 
 from glm5_ascend.model import glm5
-from glm5_ascend.model.spec import Block, Linear, ModelSpec, Parameter, Tower, Vector, Weight
-
-if TYPE_CHECKING:
-    from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.sizes import ModelSizes
+from glm5_ascend.model.spec import FIXED, Architecture, Block, Linear, Parameter, Tower, Vector, Weight
 
 _LANGUAGE = "model.language_model."
 
 
-def _mlp(prefix: str, width: str) -> tuple[Linear, ...]:
-    norm = ("post_attention_layernorm",)
-    return (
-        Linear(f"{prefix}gate_proj", width, "hidden", norm),
-        Linear(f"{prefix}up_proj", width, "hidden", norm),
-        Linear(f"{prefix}down_proj", "hidden", width),
+def _unrotated(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Weights of GLM-5 without the bases of their sides."""
+    return tuple(
+        replace(weight, basis_in=FIXED, basis_out=FIXED) if isinstance(weight, Linear) else weight for weight in weights
     )
 
 
-_NORMS: tuple[Weight, ...] = (
-    Vector("input_layernorm", "hidden", "norm"),
-    Vector("post_attention_layernorm", "hidden", "norm"),
-)
+_INPUT_NORM, *_SPARSE, _POST_NORM = _unrotated(glm5.ATTENTION)
 _INPUT = ("input_layernorm",)
-_SPARSE: tuple[Weight, ...] = (
-    Linear("self_attn.q_a_proj", "q_lora", "hidden", _INPUT),
-    Linear("self_attn.kv_a_proj_with_mqa", "kv_lora", "hidden", _INPUT),
-    Vector("self_attn.q_a_layernorm", "q_lora", "norm"),
-    Vector("self_attn.kv_a_layernorm", "kv_lora", "norm"),
-    Linear("self_attn.q_b_proj", "heads_qk", "q_lora", ("self_attn.q_a_layernorm",)),
-    Linear("self_attn.kv_b_proj", "heads_nope_v", "kv_lora", ("self_attn.kv_a_layernorm",)),
-    Linear("self_attn.o_proj", "hidden", "heads_v"),
-    Linear("self_attn.indexer.wq_b", "index_heads", "q_lora", ("self_attn.q_a_layernorm",)),
-    Linear("self_attn.indexer.wk", "index_head", "hidden", _INPUT),
-    Linear("self_attn.indexer.weights_proj", "index_n_heads", "hidden", _INPUT),
-    Vector("self_attn.indexer.k_norm", "index_head", "layernorm"),
-    Vector("self_attn.indexer.k_norm", "index_head", "layernorm_bias"),
+_INDEXER: tuple[Weight, ...] = (
+    *_unrotated(glm5.INDEXER),
     Parameter("self_attn.indexer.index_kpool_compress_ape", ("index_kpool", "index_head")),
     Parameter("self_attn.indexer.index_kpool_compress_gate", ("index_head", "hidden")),
 )
@@ -73,19 +56,6 @@ _STREAMS: tuple[Weight, ...] = tuple(
     Parameter(f"hc_{half}_{name}", dims)
     for half in ("attn", "ffn")
     for name, dims in (("fn", ("hc_maps", "hc_hidden")), ("base", ("hc_maps",)), ("scale", (3,)))
-)
-_MOE: tuple[Weight, ...] = (
-    Linear("mlp.gate", "experts", "hidden", ("post_attention_layernorm",)),
-    Vector("mlp.gate", "experts", "router_bias"),
-    *_mlp("mlp.shared_experts.", "shared_inter"),
-)
-_MTP: tuple[Weight, ...] = (
-    Vector("enorm", "hidden", "norm"),
-    Vector("hnorm", "hidden", "norm"),
-    Linear("eh_proj", "hidden", "hidden_pair", ("enorm", "hnorm")),
-    Linear("embed_tokens", "vocab", "hidden", role="embedding"),
-    Vector("shared_head.norm", "hidden", "norm"),
-    Linear("shared_head.head", "vocab", "hidden", ("shared_head.norm",)),
 )
 
 
@@ -123,7 +93,7 @@ _TOWER = Tower(
 )
 
 
-def _sizes(c: ModelConfig) -> dict[str, int]:
+def _sizes(c: ModelSizes) -> dict[str, int]:
     streams, vision = c.hc_mult, dict(c.vision)
     return {
         **glm5.sizes(c),
@@ -148,13 +118,13 @@ def _sizes(c: ModelConfig) -> dict[str, int]:
     }
 
 
-def _layer_kinds(config: ModelConfig, layer: int) -> tuple[str, ...]:
-    kinds = ["norms", config.attention_kind(layer), "moe" if config.is_moe(layer) else "dense"]
-    kinds.append("mtp" if config.is_mtp(layer) else "streams")
-    return tuple(kinds)
+def _blocks_of_layer(config: ModelSizes, layer: int) -> tuple[str, ...]:
+    attention = ("sparse attention", "indexer") if config.attention_kind(layer) == "sparse" else ("linear attention",)
+    streams = () if config.is_mtp(layer) else ("residual streams",)
+    return ("norms", *attention, *streams, *glm5.mlp_blocks(config, layer))
 
 
-GLM5_NEXT = ModelSpec(
+GLM5_NEXT = Architecture(
     model_type="glm5_next",
     architecture="Glm5NextForConditionalGeneration",
     label="GLM-5.3-Flash",
@@ -165,17 +135,19 @@ GLM5_NEXT = ModelSpec(
         Linear("lm_head", "vocab", "hidden", (f"{_LANGUAGE}norm",)),
     ),
     tower=_TOWER,
-    layer_kinds=_layer_kinds,
+    blocks_of_layer=_blocks_of_layer,
     blocks=(
-        Block("norms", _NORMS),
-        Block("sparse", _SPARSE),
-        Block("linear", _LINEAR_ATTENTION),
-        Block("streams", _STREAMS),
-        Block("moe", _MOE),
-        Block("dense", _mlp("mlp.", "inter")),
-        Block("mtp", _MTP),
+        Block("norms", (_INPUT_NORM, _POST_NORM)),
+        Block("sparse attention", tuple(_SPARSE)),
+        Block("indexer", _INDEXER),
+        Block("linear attention", _LINEAR_ATTENTION),
+        Block("residual streams", _STREAMS),
+        Block("router", _unrotated(glm5.ROUTER)),
+        Block("shared experts", _unrotated(glm5.mlp("mlp.shared_experts.", "shared_inter"))),
+        Block("dense MLP", _unrotated(glm5.mlp("mlp.", "inter"))),
+        Block("MTP layer", _unrotated(glm5.MTP)),
     ),
-    expert=_mlp("", "moe_inter"),
+    expert=tuple(replace(linear, basis_in=FIXED, basis_out=FIXED) for linear in glm5.mlp("", "moe_inter")),
     # The clamp lies between up_proj and down_proj: no scale can move from one to the other.
     subgraphs_of_layer=(),
     subgraph_of_expert=None,
@@ -217,7 +189,6 @@ GLM5_NEXT = ModelSpec(
         },
     },
     more_numbers=("linear_lower_bound", "hc_eps", "swiglu_limit"),
-    dense_key=None,
     shared_indexers=False,
     more_sizes=(
         "index_kpool", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "hc_mult", "hc_sinkhorn_iters",
@@ -228,38 +199,13 @@ GLM5_NEXT = ModelSpec(
     },
     # msModelSlim's names, which vllm-ascend reads, too (`hf_to_vllm_mapper`).
     spellings={".self_attn.forget_gate.": ".self_attn.", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_"},
-    type_aliases=(_LANGUAGE, "model."),
-    sglang_keys=(("first_k_dense_replace",), ("mhc",), ("linear_attn_config", "kda_layers")),
     processor_files=("processor_config.json", "preprocessor_config.json"),
     token_keys=(
         "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id",
         "video_end_token_id",
     ),
-    mtp_input=("enorm", "hnorm", "eh_proj"),
     mtp_copies={"embed_tokens": f"{_LANGUAGE}embed_tokens", "shared_head.head": "lm_head"},
-    why_float=glm5.WHY_FLOAT,
-    always_float=(*glm5.WHY_FLOAT, "eh_proj", f"{_LANGUAGE}embed_tokens"),
-    fused_modules={
-        "gate_up_proj": ("gate_proj", "up_proj"),
-        "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    },
-    fused_float_modules={
-        "wk_weights_proj": ("wk", "weights_proj"),
-        "in_proj_qkvbfg_a": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
-    },
-    fused=(
-        glm5.DOWN_PROJECTIONS,
-        ("mlp.gate_proj", "mlp.up_proj"),
-        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    ),
-    down_projections=glm5.DOWN_PROJECTIONS,
-    query_projections=("self_attn.q_a_proj", "self_attn.q_b_proj"),
     embedding=f"{_LANGUAGE}embed_tokens",
     final_norm=f"{_LANGUAGE}norm",
     layers_prefix=f"{_LANGUAGE}layers.",
-    vllm_ascend="vllm-ascend 0.30",
-    lacks={
-        "vLLM on a CPU": "vLLM 0.32 computes linear attention (KDA) and the pooled indexer by GPU kernels only",
-        "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
-    },
 )  # fmt: skip

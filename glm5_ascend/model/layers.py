@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from glm5_ascend.model import streams
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.linear_attention import linear_attention
+from glm5_ascend.model.memory import SCORES
 from glm5_ascend.model.weights import LayerWeights as LayerWeights
 from glm5_ascend.model.weights import rms_norm as rms_norm
 from glm5_kernels import ops
 
-SCORES = 2**24  # attention scores in memory at a time
 INDEXER_NORM_EPS = 1e-6  # LayerNorm of the indexer key: fixed by the architecture, not in config.json
 
 

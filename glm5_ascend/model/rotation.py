@@ -1,6 +1,6 @@
 """QuaRot's orthogonal matrices: random signs and Hadamard matrices, in the basis of each side of a weight.
 
-Source: QuaRot (arXiv 2404.00456). Which matrix acts where is data: `ModelSpec.bases`. Any random signs serve: the
+Source: QuaRot (arXiv 2404.00456). Which matrix acts where is data: `Architecture.bases`. Any random signs serve: the
 matrices travel with the checkpoint.
 """
 

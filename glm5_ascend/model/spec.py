@@ -1,4 +1,4 @@
-"""`ModelSpec`: an architecture as data. Which weights exist, what reads what, and the basis of each side of a weight.
+"""`Architecture`: a model as data. Which weights exist, what reads what, and the basis of each side of a weight.
 
 Every algorithm (norm fusion, rotation, smoothing, calibration, checks) walks these tables; none of them names a tensor.
 Names inside a layer are relative to the layer's prefix; the others are full names.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.sizes import ModelSizes
 
 # A basis names the space that a vector lives in. QuaRot gives each an orthogonal matrix (model/rotation.py).
 HIDDEN = "hidden"  # the residual stream
@@ -23,7 +21,7 @@ FIXED = "fixed"  # never rotated
 class Linear:
     """A weight [out, in]; `norm` names the norms of its input, whose gains can be folded into the weight.
 
-    `why_float` says why no engine runs this one quantized, beside `ModelSpec.why_float`.
+    `why_float` says why no engine runs this one quantized, beside `EngineView.why_float`.
     """
 
     name: str
@@ -105,9 +103,9 @@ class Tower:
 
 @dataclass(frozen=True)
 class Block:
-    """Weights that each layer of a kind has; `kind` is one of `ModelSpec.layer_kinds`."""
+    """Weights that some layers have; `name` is one of `blocks_of_layer`, and a row in tables of modules."""
 
-    kind: str
+    name: str
     weights: tuple[Weight, ...]
 
 
@@ -122,7 +120,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Basis:
-    """Which values of a vector QuaRot rotates, and by which matrix; sizes are names of `ModelSpec.sizes`.
+    """Which values of a vector QuaRot rotates, and by which matrix; sizes are names of `Architecture.sizes`.
 
     Attributes:
         signs: name that seeds the random signs; bases of the same name share a matrix.
@@ -149,14 +147,13 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class Architecture:
     """One architecture; `ModelConfig` has the sizes of one model of it.
 
     Attributes:
         architecture: class name in config.json's `architectures`.
         sizes: the numbers behind the size names that the tables use.
-        layer_kinds: the kinds of `Block` whose weights a layer has.
-        blocks: weights of a layer by kind, without the routed experts.
+        blocks: weights that layers have, without the routed experts. blocks_of_layer: names of those of one layer.
         expert: linears of one routed expert, in the order of vLLM's w13 and w2; names relative to the expert.
         fixed_keys: keys of config.json that the layer maths relies on, and their values; a missing one has that value.
         label: the family's name in messages.
@@ -165,27 +162,15 @@ class ModelSpec:
         vision_defaults: the same in `vision_config`.
         groups: keys of config.json that hold several others, by their names inside and outside; the inside counts.
         more_sizes, more_numbers: further keys that must be integers > 0, or numbers; fields of `ModelConfig`.
-        stated: keys that must have this value, because engines take another without them, and what they would compute.
-        dense_key: the key that vLLM reads instead of `mlp_layer_types`; None if it reads those.
         shared_indexers: a layer may work on the positions that an earlier layer's indexer selects.
         attention_kinds: values of `layer_types`, and the kind of attention that each means; empty without that key.
         spellings: parts of tensor names as another writer spells them, and as the tables do.
-        sglang_keys: paths of keys for which SGLang has another default than transformers, or none.
-        type_aliases: (prefix of module names, what SGLang has in its place when it looks for a module's type).
         tower: weights beside the language model.
         processor_files: files that turn images into the tower's input; one of them is needed.
         token_keys: further keys of config.json that are token ids.
-        vllm_ascend: name of the first line of vllm-ascend (engine_lines.py) that loads it.
-        lacks: commands, steps and engines that do not support this architecture, and why.
         mtp_input: MTP modules that compute the layer's input, besides the embedding.
         mtp_copies: MTP modules that a source may leave out, and the module that each is a copy of.
-        why_float: linears that no reader of the format loads quantized, and the reason.
-        always_float: linears that the quantizer leaves as they are.
-        fused_modules: vLLM's fused modules that may be quantized, and the linears in each, by last name.
-        fused_float_modules: the same for fused modules that must be FLOAT.
-        fused: linears of a layer that vLLM fuses into one module; all of a group must have one type.
-        down_projections: group of `fused` that reads the attention's normalised input: one static input scale.
-        query_projections: two linears that one operator takes; both must be FLOAT or neither.
+        down_projections: linears of the attention's normalised input that engines fuse: one static input scale.
         other_names: pairs (regular expression, replacement) that turn names of other writers into the hub's.
         fused_experts: tensors of transformers that hold a linear of all experts, [experts, rows, columns], and the
             linears in each, one behind the other.
@@ -193,24 +178,18 @@ class ModelSpec:
 
     model_type: str
     architecture: str
-    sizes: Callable[[ModelConfig], dict[str, int]]
+    sizes: Callable[[ModelSizes], dict[str, int]]
     global_weights: tuple[Weight, ...]
-    layer_kinds: Callable[[ModelConfig, int], tuple[str, ...]]
+    blocks_of_layer: Callable[[ModelSizes, int], tuple[str, ...]]
     blocks: tuple[Block, ...]
     expert: tuple[Linear, ...]
     subgraphs_of_layer: tuple[Subgraph, ...]
     subgraph_of_expert: Subgraph | None
     bases: Mapping[str, Basis]
     fixed_keys: Mapping[str, object]
-    mtp_input: tuple[str, ...]
     mtp_copies: Mapping[str, str]
-    why_float: Mapping[str, str]
-    always_float: tuple[str, ...]
-    fused_modules: Mapping[str, tuple[str, ...]]
-    fused_float_modules: Mapping[str, tuple[str, ...]]
-    fused: tuple[tuple[str, ...], ...]
-    down_projections: tuple[str, ...]
-    query_projections: tuple[str, str]
+    mtp_input: tuple[str, ...] = ("enorm", "hnorm", "eh_proj")
+    down_projections: tuple[str, ...] = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
     embedding: str = "model.embed_tokens"
     final_norm: str = "model.norm"
     head: str = "lm_head"
@@ -225,18 +204,12 @@ class ModelSpec:
     groups: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     more_sizes: tuple[str, ...] = ()
     more_numbers: tuple[str, ...] = ()
-    stated: Mapping[str, tuple[object, str]] = field(default_factory=dict)
-    dense_key: str | None = "first_k_dense_replace"
     shared_indexers: bool = True
     attention_kinds: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
-    type_aliases: tuple[str, str] = ("", "")
-    sglang_keys: tuple[tuple[str, ...], ...] = ()
     tower: Tower | None = None
     processor_files: tuple[str, ...] = ()
     token_keys: tuple[str, ...] = ()
-    vllm_ascend: str = "vllm-ascend 0.23"
-    lacks: Mapping[str, str] = field(default_factory=dict)
     router: str = "mlp.gate"
     other_names: tuple[tuple[str, str], ...] = ()
     fused_experts: Mapping[str, tuple[str, ...]] = field(
@@ -254,8 +227,8 @@ class ModelSpec:
 
     def layer_of(self, name: str) -> int | None:
         """Return the layer of a tensor or module, by its full name; None outside of the layers."""
-        number = name.removeprefix(self.layers_prefix).partition(".")[0]
-        return int(number) if name.startswith(self.layers_prefix) and number.isdecimal() else None
+        index = name.removeprefix(self.layers_prefix).partition(".")[0]
+        return int(index) if name.startswith(self.layers_prefix) and index.isdecimal() else None
 
     def layer_prefix(self, layer: int) -> str:
         return f"{self.layers_prefix}{layer}."

@@ -137,7 +137,7 @@ def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | N
     Without `seqs` it is sized for so many clients, without `mtp` it has `drafts`; the others are usual settings.
     """
     texts, usual = pairs(text), 3 if config.num_nextn_predict_layers else 0
-    common = {"mtp": usual if drafts is None else drafts, "line": LINES[config.spec.vllm_ascend]}
+    common = {"mtp": usual if drafts is None else drafts, "line": LINES[config.engines.vllm_ascend]}
     apart = {key.removeprefix("prefill_"): value for key, value in texts.items() if key.startswith("prefill_")}
     values: dict[str, Any] = {key: texts[key] for key in ("replicas", "prefills") if key in texts}
     values["decode"] = common | {k: v for k, v in texts.items() if k not in values and not k.startswith("prefill_")}

@@ -1,7 +1,7 @@
 """The planned model: its sizes, the type of every linear, and the types of its caches.
 
 It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory. Sizes and tensors are
-those of the config's ModelSpec.
+those of the config's Architecture.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def named(name: str, quantization: str, cache: str | None = None, layers: int | 
 
     def type_of(prefix: str, linear: str) -> str:
         layer = config.spec.layer_of(prefix)
-        if linear in config.spec.always_float or layer is None or config.is_mtp(layer):
+        if linear in config.engines.why_float or layer is None or config.is_mtp(layer):
             return FLOAT
         if linear.startswith("self_attn."):
             return FLOAT if config.attention_types else rules.attention

@@ -24,7 +24,6 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Vector, Weight
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
@@ -192,6 +191,10 @@ class QuantizationPlan:
         """All tensors of the output, in the order they are written."""
         for prefix, weight in self.config.all_weights():
             yield from self.stored(prefix, weight)
+        yield from self.rotation()
+
+    def rotation(self) -> Iterator[OutputTensor]:
+        """The tensor that a rotated model hands to its MTP layer, if the recipe rotates."""
         if self.recipe.rotates:
             hidden = self.config.hidden_size
             yield OutputTensor(
@@ -218,30 +221,13 @@ class QuantizationPlan:
                 yield OutputTensor(f"{module}.{stored.suffix}", stored.dtype, stored.shape, scheme)
 
     def summary(self) -> list[tuple[str, str, int, int]]:
-        """Rows for the table shown before work starts: (kind of module, type, number of modules, output bytes)."""
+        """Rows for the table shown before work starts: (group of modules, type, number of modules, output bytes)."""
         rows: dict[tuple[str, str], list[int]] = {}
-        for tensor in self.outputs():
-            kind = _kind(self.config, tensor.name)
-            row = rows.setdefault((kind, tensor.scheme or schemes.FLOAT), [0, 0])
-            row[0] += tensor.name.endswith(".weight")
-            row[1] += tensor.nbytes
-        return [(kind, scheme, count, nbytes) for (kind, scheme), (count, nbytes) in sorted(rows.items())]
-
-
-def _kind(config: ModelConfig, name: str) -> str:
-    spec = config.spec
-    layer = spec.layer_of(name)
-    if layer is None:
-        if spec.tower is not None and name.startswith(spec.tower.prefix):
-            return "vision tower"
-        return "embeddings, head, final norm" if name != ROT_NAME else "rot (MTP)"
-    if config.is_mtp(layer):
-        return "MTP layer"
-    rest = name.removeprefix(spec.layer_prefix(layer))
-    for needle, kind in (
-        (".experts.", "routed experts"), ("shared_experts", "shared experts"), ("indexer", "indexer"),
-        ("mlp.gate.", "router"), ("hc_", "residual streams"), ("norm", "norms"), ("mlp.", "dense MLP"),
-    ):  # fmt: skip
-        if needle in rest:
-            return kind
-    return "attention"
+        for prefix, weight in self.config.all_weights():
+            for tensor in self.stored(prefix, weight):
+                row = rows.setdefault((self.config.group_of(prefix, weight), tensor.scheme or schemes.FLOAT), [0, 0])
+                row[0] += tensor.name.endswith(".weight")
+                row[1] += tensor.nbytes
+        for tensor in self.rotation():
+            rows["rot (MTP)", schemes.FLOAT] = [1, tensor.nbytes]
+        return [(group, scheme, count, nbytes) for (group, scheme), (count, nbytes) in sorted(rows.items())]

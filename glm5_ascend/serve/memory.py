@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import FLOAT
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.files.cgroups import available_memory
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.memory import FP32, cached_values
+from glm5_ascend.model.spec import Linear
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.tensor_parallel import ranks_of
 
@@ -73,9 +77,10 @@ def check_memory(checkpoint: CheckpointSummary, command: ServerCommand) -> None:
 def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     """The memory of a server with this checkpoint and command, and what is available now."""
     weights = sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
-    drafts, ranks = bool(value_of(command.argv, "--speculative-config")), ranks_of(command.argv)
-    copied = _copied(checkpoint.config, drafts, ranks) if checkpoint.types else weights
-    working = _working(checkpoint.config, command, ranks)
+    config, ranks = load_config(checkpoint.directory), ranks_of(command.argv)
+    drafts = bool(value_of(command.argv, "--speculative-config"))
+    copied = copied_bytes(config, checkpoint.types, drafts, ranks) if checkpoint.types else weights
+    working = _working(config, command, ranks)
     return Memory(weights, min(copied, weights), ranks * cache_bytes(command), working, available_memory())
 
 
@@ -86,8 +91,10 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     it: vLLM writes to all of it at the start. Each rank of tensor parallel has one. What the command's flags or
     VLLM_CPU_KVCACHE_SPACE say is taken as it is.
     """
-    memory, config, flags = memory_of(checkpoint, command), checkpoint.config, command.argv
-    longest, token = config.get("max_position_embeddings", 4096), _token_bytes(config, flags)
+    memory, config, flags = memory_of(checkpoint, command), load_config(checkpoint.directory), command.argv
+    dtype = value_of(flags, "--dtype") or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    values = cached_values(config, range(config.num_layers_with_mtp))
+    longest, token = config.max_position_embeddings, (4 if dtype in ("float32", "float") else 2) * values
     ranks = ranks_of(flags)
     left = (memory.available - memory.weights - memory.working) // ranks
     most = memory.cache // ranks or max(left // 2, _cache_for(min(longest, _SHORT_CONTEXT), token))
@@ -109,34 +116,28 @@ def _cache_for(context: int, token: int) -> int:
     return (-(-context // _BLOCK) + 3) * _BLOCK * token
 
 
-def _token_bytes(config: Mapping[str, Any], flags: Sequence[str]) -> int:
-    """Bytes of a token in the caches of all layers, MTP's too: latents, rotated keys and indexer keys."""
-    size = _Sizes(config)
-    dtype = value_of(flags, "--dtype") or config.get("dtype") or config.get("torch_dtype")
-    row = size("kv_lora_rank") + size("qk_rope_head_dim") + size("index_head_dim")
-    layers = size("num_hidden_layers") + size("num_nextn_predict_layers")
-    return max(1, (4 if dtype in ("float32", "float") else 2) * row * layers)
+def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ranks: int) -> int:
+    """Bytes of the weights of a quantized model that a server copies out of the mapped files, in all its ranks.
 
-
-def _copied(config: Mapping[str, Any], drafts: bool, ranks: int) -> int:
-    """Bytes of the weights of a quantized GLM-5 that the server copies, if it drafts, too, MTP's linears.
-
-    Of each layer: q_a_proj and kv_a_proj, which are fused; W_UK or W_UV; the indexer's float weights; experts' scales.
-    Several ranks of tensor parallel each have the first and the third, and together copy o_proj and linear down_proj.
+    `serve/plugin` copies what vLLM fuses (q_a with kv_a, float weights of the indexer), splits (W_UK or W_UV) or
+    multiplies by torch (other FLOAT linears), and all scales. A test compares this with a server at GLM-5's widths.
     """
-    size = _Sizes(config)
-    hidden, latents, heads = size("hidden_size"), size("kv_lora_rank"), size("num_attention_heads")
-    index_heads, index_dim, width = size("index_n_heads"), size("index_head_dim"), size("moe_intermediate_size")
-    fused = hidden * (size("q_lora_rank") + latents + size("qk_rope_head_dim"))
-    absorbed = 2 * heads * max(size("qk_nope_head_dim"), size("v_head_dim")) * latents
-    indexer = 2 * (size("q_lora_rank") * index_heads * index_dim + hidden * (index_dim + index_heads))
-    layers, dense = size("num_hidden_layers") + size("num_nextn_predict_layers"), size("first_k_dense_replace")
-    experts = size("n_routed_experts") * (4 * hidden + 4 * (2 * width + hidden))
-    value, shared = heads * size("v_head_dim") * hidden, hidden * width * size("n_shared_experts")
-    draft = 2 * (ranks * 3 * hidden * hidden + size("q_lora_rank") * heads * size("qk_head_dim") + value + 3 * shared)
-    columns = layers * value + (layers - dense) * shared + dense * hidden * size("intermediate_size")
-    copied = layers * (ranks * (fused + indexer) + absorbed) + (layers - dense) * experts + drafts * draft
-    return copied + (columns if ranks > 1 else 0)
+    total, sizes = 0, config.sizes
+    for prefix, weight, count in config.counted_weights():
+        if not isinstance(weight, Linear) or (prefix.startswith(config.mtp_prefixes) and not drafts):
+            continue
+        rows, columns = weight.shape(sizes)
+        routed, values = config.spec.is_routed(prefix + weight.name), count * rows * columns
+        is_float = types.get(f"{prefix}{weight.name}.weight", FLOAT) == FLOAT
+        if not is_float:
+            total += count * rows * (FP32 if routed else 2 * FP32)  # weight_scale; of a linear weight_offset, too
+            in_rows = ranks > 1 and weight.name.endswith(("o_proj", "down_proj"))
+            total += values * (ranks * (weight.name in config.spec.down_projections) + (in_rows and not routed))
+        elif weight.name == "self_attn.kv_b_proj":
+            total += 2 * config.num_attention_heads * max(config.qk_nope_head_dim, config.v_head_dim) * columns
+        elif not routed and not weight.is_table:
+            total += 2 * ranks * values
+    return total
 
 
 def cache_bytes(command: ServerCommand) -> int:
@@ -148,31 +149,19 @@ def cache_bytes(command: ServerCommand) -> int:
     return int(space) * 2**30 if space.isdecimal() else 0
 
 
-def _working(config: Mapping[str, Any], command: ServerCommand, ranks: int) -> int:
+def _working(config: ModelConfig, command: ServerCommand, ranks: int) -> int:
     """The processes, the activations of a step and its logits."""
-    size = _Sizes(config)
     tokens = _number(command.argv, "--max-num-batched-tokens", _TOKENS)
     sequences = _number(command.argv, "--max-num-seqs", _SEQUENCES)
-    attention = size("num_attention_heads") * (2 * size("kv_lora_rank") + 2 * size("qk_head_dim"))
-    step = tokens * (2 * attention + 16 * size("hidden_size") + 4 * size("index_topk"))
+    attended = config.kv_lora_rank + config.qk_nope_head_dim + config.qk_rope_head_dim
+    step = tokens * (4 * config.num_attention_heads * attended + 16 * config.hidden_size + 4 * config.index_topk)
     workers = 0 if ranks == 1 else ranks * _WORKER
-    return _PROCESSES + workers + ranks * (step + 10 * sequences * size("vocab_size"))
+    return _PROCESSES + workers + ranks * (step + 10 * sequences * config.vocab_size)
 
 
 def _number(flags: Sequence[str], flag: str, default: int) -> int:
     text = value_of(flags, flag)
     return int(text) if text.isdecimal() else default
-
-
-class _Sizes:
-    """Numbers of config.json; 0 if one is absent."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def __call__(self, key: str) -> int:
-        value = self._config.get(key)
-        return value if isinstance(value, int) else 0
 
 
 def _gb(size: int) -> str:

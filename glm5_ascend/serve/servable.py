@@ -12,7 +12,7 @@ from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config_file import load_config, read_config
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.plugin.description import QuantDescription, check_group_size
+from glm5_ascend.serve.plugin.description import load_description
 
 
 def check_directory(directory: Path) -> CheckpointSummary:
@@ -24,19 +24,17 @@ def check_directory(directory: Path) -> CheckpointSummary:
             fit config.json; tokenizer files or a description that are damaged or inconsistent.
     """
     checkpoint = summarize(directory, error=ConfigError)
-    description = directory / DESCRIPTION_NAME
     load_config(directory)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
     from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a wrong directory does not need
 
-    if not description.exists():
+    if not (directory / DESCRIPTION_NAME).exists():
         _check_float(directory)
         return checkpoint
     require_sound_config(directory, read_config(directory))
     CheckpointDir(directory)
-    check_group_size(description, checkpoint.group_size)
-    QuantDescription(description, checkpoint.types, is_rot_used=False).check()
+    load_description(directory).check()
     return checkpoint
 
 

@@ -127,7 +127,7 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
     """Check both query projections: one operator takes the second for the type of the first."""
     config = checkpoint.config
     for layer in range(config.num_layers_with_mtp):
-        first, second = (config.spec.layer_prefix(layer) + name for name in config.spec.query_projections)
+        first, second = (config.spec.layer_prefix(layer) + name for name in config.engines.query_projections)
         if first in schemes and (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
             report.warning(

@@ -40,7 +40,7 @@ class ServingEngine(StrEnum):
     vllm = "vllm"
 
 
-#: Engines as messages and `ModelSpec.lacks` name them.
+#: Engines as messages and `EngineView.lacks` name them.
 NAMES = {
     ServingEngine.sglang: "SGLang",
     ServingEngine.vllm_ascend: "vllm-ascend",
@@ -65,7 +65,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
             replace(f, level="warning") if f.id == "mtp.rot_file" else f for f in report.findings
         ]  # the index is enough for vLLM
         notes = []
-    line = LINES[checked.checkpoint.config.spec.vllm_ascend]
+    line = LINES[checked.checkpoint.config.engines.vllm_ascend]
     version = VERSIONS.get(engine, f"vllm-ascend {line.tested[0]}")
     report.engine = EngineAnswer(str(engine), version, report.ok, notes)
 
@@ -121,7 +121,7 @@ def _sglang_config(checked: Checked, report: Report) -> None:
     """Report keys of config.json without which SGLang builds other layers, and integers that end its start."""
     raw, spec = checked.checkpoint.raw, checked.checkpoint.config.spec
     fix = "state it in text_config of the source's config.json, and quantize again"
-    for path in spec.sglang_keys:
+    for path in checked.checkpoint.config.engines.sglang_keys:
         inside = raw if len(path) == 1 else raw.get(path[0])
         if isinstance(inside, dict) and path[-1] not in inside:
             why = f"{'.'.join(path)} is missing: SGLang has another default than transformers (configs/glm5_next.py)"

@@ -33,7 +33,7 @@ def split_layers(plan: QuantizationPlan) -> list[int]:
     layers = range(plan.config.num_hidden_layers)
     first, second = (
         [plan.linears[plan.config.spec.layer_prefix(layer) + name].scheme == FLOAT for layer in layers]
-        for name in plan.config.spec.query_projections
+        for name in plan.config.engines.query_projections
     )
     return [layer for layer in layers if first[layer] != second[layer]]
 
@@ -74,7 +74,7 @@ def test_a_recipe_that_splits_them_is_repaired(tiny_source: Path, tmp_path: Path
         recipe = recipe_with(tmp_path, float_ones, [])
         plan = plan_of(tiny_source, recipe)
         assert split_layers(plan) == [0, 1, 2]
-        queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(plan.config.spec.query_projections)]
+        queries = [unit for unit in units(plan, 1) if set(unit.modules) & set(plan.config.engines.query_projections)]
         assert len(queries) == 1 and not any(name.endswith(float_ones[0][1:]) for name in queries[0].modules)
         assert split_layers(with_change(plan, recipe, queries[0], FLOAT)) == [0, 2]
 

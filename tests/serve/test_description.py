@@ -10,6 +10,7 @@ import pytest
 
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve.plugin.description import QuantDescription, load_description
+from tests.support.tiny_model import tiny_config
 
 A, MOE = "model.layers.0.self_attn", "model.layers.1.mlp"
 
@@ -33,6 +34,7 @@ def write(directory: Path, **changes: Any) -> Path:
             types[f"{MOE}.experts.{expert}.{proj}.weight"] = "W4A8_DYNAMIC"
     types |= changes
     types = {key: value for key, value in types.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(tiny_config(n_routed_experts=2, num_experts_per_tok=1)))
     (directory / "quant_model_description.json").write_text(json.dumps(types))
     return directory
 
@@ -53,15 +55,15 @@ def test_types_of_fused_and_plain_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({f"{A}.kv_a_proj_with_mqa.weight": "W8A8"}, r"different types: .*q_a_proj.weight W8A8_DYNAMIC"),
+        ({f"{A}.kv_a_proj_with_mqa.weight": "W8A8"}, r"kv_a_proj_with_mqa.weight is W8A8, but .*q_a_proj.weight is"),
         ({f"{A}.kv_a_proj_with_mqa.weight": None}, r"no entry for .*kv_a_proj_with_mqa.weight"),
         ({f"{A}.q_b_proj.weight": "W8A8_MXFP8"}, r"q_b_proj.weight has unknown type 'W8A8_MXFP8'"),
-        ({f"{A}.q_b_proj.weight": "W4A8_DYNAMIC"}, r"q_b_proj.weight has type W4A8_DYNAMIC"),
-        ({f"{A}.kv_b_proj.weight": "W8A8"}, r"kv_b_proj.weight is W8A8 but must be FLOAT: it is split"),
-        ({f"{A}.indexer.wk.weight": "W8A8"}, r"indexer.wk.weight is W8A8 but must be FLOAT"),
-        ({"lm_head.weight": "W8A8_DYNAMIC"}, r"lm_head.weight is W8A8_DYNAMIC but must be FLOAT"),
-        ({f"{MOE}.experts.1.up_proj.weight": "FLOAT"}, r"experts.1.up_proj.weight is FLOAT but expert 0"),
-        ({f"{MOE}.experts.0.up_proj.weight": "FLOAT"}, r"mlp.experts is one module in vLLM"),
+        ({f"{A}.q_b_proj.weight": "W4A8_DYNAMIC"}, r"q_b_proj.weight is W4A8_DYNAMIC: .* routed experts only"),
+        ({f"{A}.kv_b_proj.weight": "W8A8"}, r"kv_b_proj.weight is W8A8: it is split"),
+        ({f"{A}.indexer.wk.weight": "W8A8"}, r"indexer.wk.weight is W8A8: vLLM fuses it"),
+        ({"lm_head.weight": "W8A8_DYNAMIC"}, r"lm_head.weight is W8A8_DYNAMIC: the output head"),
+        ({f"{MOE}.experts.1.up_proj.weight": "FLOAT"}, r"experts.1.up_proj.weight is FLOAT, but .*experts.0"),
+        ({f"{MOE}.experts.0.up_proj.weight": "FLOAT"}, r"experts.0.up_proj.weight is FLOAT, but .*gate_proj"),
         ({"group_size": 256}, r"group_size is 256"),
     ],
 )

@@ -2,95 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
-from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
+from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin.loading import ExpertTensors, SeenTensors, require_complete, source_tensors
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve.plugin.loading import ExpertTensors, require_tensors, without_experts
+from tests.support.tiny_model import write_tiny_model
 
 LAYER = "model.layers.1"
+UP = f"{LAYER}.mlp.experts.1.up_proj"
 
 
-class FakeModel:
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter([(name, torch.zeros(2, 4)) for name in self.names])
-
-
-@pytest.mark.parametrize(
-    ("parameter", "tensors"),
-    [
-        ("model.norm.weight", ["model.norm.weight"]),
-        (f"{LAYER}.mlp.gate_up_proj.weight_scale", [f"{LAYER}.mlp.{p}_proj.weight_scale" for p in ("gate", "up")]),
-        (f"{LAYER}.self_attn.indexer.wk_weights_proj.weight",
-         [f"{LAYER}.self_attn.indexer.{p}.weight" for p in ("wk", "weights_proj")]),
-        ("model.layers.5.mtp_block.self_attn.o_proj.weight", ["model.layers.5.self_attn.o_proj.weight"]),
-        (f"{LAYER}.mlp.experts.routed_experts.w2_weight",
-         [f"{LAYER}.mlp.experts.{e}.down_proj.weight" for e in (0, 1)]),
-        (f"{LAYER}.mlp.experts.routed_experts.w13_weight",
-         [f"{LAYER}.mlp.experts.{e}.{p}_proj.weight" for e in (0, 1) for p in ("gate", "up")]),
-    ],
-)  # fmt: skip
-def test_source_tensors(parameter: str, tensors: list[str]) -> None:
-    assert source_tensors(parameter, experts=2) == tensors
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[CheckpointDir, ModelConfig]:
+    """A float checkpoint without the MTP layer's copies of embedding and head."""
+    directory = write_tiny_model(tmp_path, mtp_copies=False)
+    return CheckpointDir(directory), load_config(directory)
 
 
-def seen(*names: str, experts: ExpertTensors | None = None) -> SeenTensors:
-    """These names, and experts of which no tensor was read."""
-    tensors = SeenTensors([], {} if experts is None else {f"{LAYER}.mlp.experts": experts})
-    tensors.names.update(names)
-    return tensors
+def store(files: CheckpointDir, module: str, scheme: str) -> dict[str, str]:
+    """Replace a linear of the headers by what a quantized one has without scales of static types; its type."""
+    rows, columns = files.entries.pop(f"{module}.weight").shape
+    entry = next(iter(files.entries.values()))
+    shapes: dict[str, tuple[int, ...]] = {"weight": (rows // 2 if scheme == W4A8_DYNAMIC else rows, columns)}
+    shapes |= {"deq_scale": (rows,), "quant_bias": (rows,), "input_scale": (1,), "input_offset": (1,)}
+    shapes |= {"weight_scale": (rows, 1), "scale_bias": (rows, 1)} if scheme != W8A8 else {}
+    for suffix, shape in shapes.items():
+        dtype = torch.int8 if suffix == "weight" else torch.float32
+        name = f"{module}.{suffix}"
+        files.entries[name] = dataclasses.replace(entry, name=name, dtype=dtype, shape=shape)
+    return {f"{module}.weight": scheme}
 
 
-def test_one_missing_shard_of_a_fused_module_is_named() -> None:
-    model = FakeModel(f"{LAYER}.self_attn.fused_qkv_a_proj.weight")
-    with pytest.raises(CheckpointError, match=r"lacks 1 tensors .* first is .*kv_a_proj_with_mqa.weight"):
-        require_complete(model, seen(f"{LAYER}.self_attn.q_a_proj.weight"))
+@pytest.mark.parametrize("draft", [False, True])
+def test_what_target_and_draft_need(draft: bool, model: tuple[CheckpointDir, ModelConfig]) -> None:
+    """The target nothing of the MTP layer; the draft nothing but it, and not its embedding and head."""
+    files, config = model
+    require_tensors(files, config, {}, draft)
+    other, needed = f"{LAYER}.self_attn.kv_a_proj_with_mqa.weight", "model.layers.3.hnorm.weight"
+    assert config.num_hidden_layers == 3
+    if not draft:
+        other, needed = needed, other
+    del files.entries[other]
+    require_tensors(files, config, {}, draft)
+    del files.entries[needed]
+    with pytest.raises(CheckpointError, match=f"lacks 1 tensors .* first is {needed}"):
+        require_tensors(files, config, {}, draft)
 
 
-def test_tensors_that_the_format_may_leave_out() -> None:
-    o_proj = f"{LAYER}.self_attn.o_proj"
-    static = FakeModel(f"{o_proj}.deq_scale", f"{o_proj}.weight_scale", f"{o_proj}.weight_offset")
-    require_complete(static, seen(f"{o_proj}.deq_scale"))
-    draft = FakeModel("model.embed_tokens.weight", "model.layers.5.shared_head.head.weight")
-    require_complete(draft, seen(), is_draft=True)
-    with pytest.raises(CheckpointError):
-        require_complete(draft, seen())
-    with pytest.raises(CheckpointError, match="weight_scale"):
-        require_complete(FakeModel(f"{o_proj}.weight_scale"), seen())
+@pytest.mark.parametrize("scheme", [W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC])
+def test_what_a_quantized_linear_needs(scheme: str, model: tuple[CheckpointDir, ModelConfig]) -> None:
+    """Not the offsets, which are zero, nor the scale beside static W8A8's deq_scale."""
+    files, config = model
+    types = store(files, UP, scheme)
+    require_tensors(files, config, types, draft=False)
+    lost = {W8A8_DYNAMIC: "weight_scale", W8A8: "input_offset", W4A8_DYNAMIC: "scale_bias"}[scheme]
+    with pytest.raises(CheckpointError, match=r"up_proj.weight is torch.int8 .* expected FLOAT"):
+        require_tensors(files, config, {}, draft=False)
+    del files.entries[f"{UP}.{lost}"]
+    with pytest.raises(CheckpointError, match=f"lacks 1 tensors .* first is {UP}.{lost}"):
+        require_tensors(files, config, types, draft=False)
 
 
-def test_extracted_tensors_do_not_reach_the_loader() -> None:
-    pairs = [("rot.weight", torch.eye(2)), ("model.norm.weight", torch.ones(2))]
-    tensors = SeenTensors(pairs, {}, extract=("rot.weight",))
-    assert [name for name, _ in tensors] == ["model.norm.weight"]
-    assert tensors.names == {"rot.weight", "model.norm.weight"}
-    assert torch.equal(tensors.extracted["rot.weight"], torch.eye(2))
+def test_tensors_that_do_not_fit(model: tuple[CheckpointDir, ModelConfig]) -> None:
+    files, config = model
+    with pytest.raises(CheckpointError, match=r"up_proj.weight is torch.bfloat16 .* expected W8A8_DYNAMIC"):
+        require_tensors(files, config, {f"{UP}.weight": W8A8_DYNAMIC}, draft=False)
+    types = store(files, UP, W4A8_DYNAMIC)
+    entry = files.entries[f"{UP}.scale_bias"]
+    files.entries[f"{UP}.scale_bias"] = dataclasses.replace(entry, shape=(entry.shape[0], 16))
+    with pytest.raises(CheckpointError, match=r"up_proj.scale_bias is .* 16\], expected W4A8_DYNAMIC \[\d+, 1\]"):
+        require_tensors(files, config, types, draft=False)
 
 
-def expert_file(experts: int) -> dict[str, torch.Tensor]:
-    """INT4 experts of width 4 of a model of hidden size 6."""
+def expert_file(experts: int, bits: int = 4) -> dict[str, torch.Tensor]:
+    """Experts of width 4 of a model of hidden size 6."""
     tensors = {}
     for e in range(experts):
         for projection, rows, columns, sums in (("gate_proj", 4, 6, 1), ("up_proj", 4, 6, 1), ("down_proj", 6, 4, 16)):
             name = f"{LAYER}.mlp.experts.{e}.{projection}"
-            tensors[f"{name}.weight"] = torch.randint(-128, 128, (rows // 2, columns), dtype=torch.int8)
-            tensors[f"{name}.weight_scale"] = torch.rand(rows, 1)
-            tensors[f"{name}.scale_bias"] = torch.rand(rows, sums)
+            if bits == 4:
+                tensors[f"{name}.weight"] = torch.randint(-128, 128, (rows // 2, columns), dtype=torch.int8)
+                tensors[f"{name}.weight_scale"] = torch.rand(rows, 1)
+                tensors[f"{name}.scale_bias"] = torch.rand(rows, sums)
+            else:
+                tensors[f"{name}.weight"] = torch.randn(rows, columns)
     return tensors
 
 
 def test_experts_stay_where_they_lie() -> None:
-    """Gate before up; every other tensor goes to vLLM's loader."""
-    experts, tensors = ExpertTensors(2, 6, 4, W4A8_DYNAMIC), expert_file(2)
-    pairs = SeenTensors([*tensors.items(), ("model.norm.weight", torch.ones(2))], {f"{LAYER}.mlp.experts": experts})
-    assert [name for name, _ in pairs] == ["model.norm.weight"]
-    require_complete(FakeModel(), pairs)
+    """Gate before up; every other tensor but rot goes to vLLM's loader."""
+    experts, tensors = ExpertTensors(2, W4A8_DYNAMIC), expert_file(2)
+    others = [("model.norm.weight", torch.ones(2)), ("rot.weight", torch.eye(2))]
+    rest = without_experts([*tensors.items(), *others], {f"{LAYER}.mlp.experts": experts})
+    assert [name for name, _ in rest] == ["model.norm.weight"]
     w13, w13_scale, w2, w2_scale = experts.operands()
     for e in range(2):
         gate, up, down = (f"{LAYER}.mlp.experts.{e}.{name}_proj" for name in ("gate", "up", "down"))
@@ -102,48 +114,13 @@ def test_experts_stay_where_they_lie() -> None:
         assert torch.equal(w2_scale[e], tensors[f"{down}.weight_scale"].flatten())
 
 
-def test_one_missing_tensor_of_an_expert_is_named() -> None:
-    needed = expert_file(2).keys() - {f"{LAYER}.mlp.experts.1.up_proj.scale_bias"}
-    with pytest.raises(CheckpointError, match=r"lacks 1 tensors .* first is .*experts.1.up_proj.scale_bias"):
-        require_complete(FakeModel(), seen(*needed, experts=ExpertTensors(2, 6, 4, W4A8_DYNAMIC)))
-
-
 def test_float_experts_stay_where_they_lie() -> None:
-    """In the file's dtype; another one is a copy. They have no scales."""
-    experts = ExpertTensors(2, 6, 4, FLOAT)
-    tensors = {name: torch.randn(6, 4) if "down" in name else torch.randn(4, 6) for name in experts.names("e")}
-    assert len(tensors) == 6
-    for name, tensor in tensors.items():
-        _, number, projection, kind = name.split(".")
-        experts.add(name, int(number), projection, kind, tensor)
+    """In the file's dtype; another one is a copy."""
+    experts, tensors = ExpertTensors(2, FLOAT), expert_file(2, bits=32)
+    assert not list(without_experts(tensors.items(), {f"{LAYER}.mlp.experts": experts}))
     for dtype in (torch.float32, torch.bfloat16):
-        for e, parts in enumerate(experts.floats(dtype)):
-            for projection, part in zip(("gate_proj", "up_proj", "down_proj"), parts, strict=True):
-                tensor = tensors[f"e.{e}.{projection}.weight"]
-                assert torch.equal(part.weight, tensor.to(dtype))
-                assert (part.weight.data_ptr() == tensor.data_ptr()) == (dtype is torch.float32)
-    with pytest.raises(CheckpointError, match="no such tensor"):
-        experts.add("e.0.up_proj.weight_scale", 0, "up_proj", "weight_scale", torch.ones(4, 1))
-    with pytest.raises(CheckpointError, match=r"is torch.int8"):
-        experts.add("e.0.up_proj.weight", 0, "up_proj", "weight", torch.ones(4, 6, dtype=torch.int8))
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "words"),
-    [
-        (
-            "0.gate_proj.weight",
-            torch.zeros(4, 6, dtype=torch.int8),
-            r"gate_proj of expert 0 .*\[4, 6\], expected \[2, 6\]",
-        ),
-        ("0.gate_proj.weight", torch.zeros(2, 6), "is torch.float32"),
-        ("1.down_proj.scale_bias", torch.zeros(6, 1), r"expected \[6, 16\]"),
-        ("0.side_proj.weight", torch.zeros(2, 6), "no such tensor"),
-        ("2.up_proj.weight", torch.zeros(2, 6), "no such tensor"),
-        ("1.up_proj.weight_zero", torch.zeros(4, 1), "no such tensor"),
-    ],
-)
-def test_experts_that_do_not_fit(name: str, tensor: torch.Tensor, words: str) -> None:
-    experts = {f"{LAYER}.mlp.experts": ExpertTensors(2, 6, 4, W4A8_DYNAMIC)}
-    with pytest.raises(CheckpointError, match=words):
-        list(SeenTensors([(f"{LAYER}.mlp.experts.{name}", tensor)], experts))
+        for e, linears in enumerate(experts.floats(dtype)):
+            for projection, linear in zip(("gate_proj", "up_proj", "down_proj"), linears, strict=True):
+                tensor = tensors[f"{LAYER}.mlp.experts.{e}.{projection}.weight"]
+                assert torch.equal(linear.weight, tensor.to(dtype))
+                assert (linear.weight.data_ptr() == tensor.data_ptr()) == (dtype is torch.float32)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from glm5_ascend.serve.memory import FROM_DISK
@@ -29,9 +28,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(directory: Path, name: str) -> torch.Tensor:
-    with safe_open(directory / "model.safetensors", framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-    return tensor
+    return dict(mapped_files.mapped_files(directory).tensors())[name]
 
 
 def resident(file: Path) -> int:
@@ -46,7 +43,7 @@ def resident(file: Path) -> int:
 
 
 def test_a_loaded_tensor_is_a_view_of_the_file(directory: Path) -> None:
-    """safetensors maps the file and reads nothing before it is needed."""
+    """Nothing is read before it is needed."""
     tensor = load(directory, "whole")
     assert resident(directory / "model.safetensors") < tensor.nbytes / 2
     assert int(tensor.sum()) == 512 * 8192
@@ -61,10 +58,11 @@ def test_files_that_fit_are_read_at_once(
     tensor = load(directory, "whole")
     from_page = tensor.data_ptr() % mmap.PAGESIZE + tensor.nbytes
     monkeypatch.setattr(mapped_files, "available_memory", lambda: from_page + 1000 + fits)
-    assert mapped_files.read_ahead(directory, [tensor, torch.ones(10**6)], cache_bytes=1000) == fits
+    files = mapped_files.mapped_files(directory)
+    assert files.read_ahead([tensor, torch.ones(10**6)], cache_bytes=1000) == fits
     assert (resident(directory / "model.safetensors") >= tensor.nbytes) == fits
     monkeypatch.setattr(mapped_files, "available_memory", lambda: 10**12)
-    assert mapped_files.read_ahead(directory, [tensor]) == fits
+    assert files.read_ahead([tensor]) == fits
     assert capfd.readouterr().err == ("" if fits else 2 * f"{FROM_DISK}\n")
 
 
@@ -74,13 +72,13 @@ def test_a_rank_reads_its_part_first(rank: int, split: int, directory: Path) -> 
     """A rank reads its rows; of a tensor of which every rank has columns, half of the rows."""
     save_file({"large": torch.ones(4096, 8192, dtype=torch.int8)}, directory / "model.safetensors")
     part = load(directory, "large").chunk(2, dim=split)[rank]
-    mapped_files.read_ahead(directory, [part], rank, 2)
+    mapped_files.mapped_files(directory).read_ahead([part], rank=rank, ranks=2)
     assert part.numel() <= resident(directory / "model.safetensors") < 1.5 * part.numel()  # in whole huge pages
 
 
 def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
     pytest.importorskip("vllm")
-    from glm5_ascend.serve.plugin.linear import mapped
+    from glm5_ascend.serve.plugin.loaders import mapped
 
     copied: list[torch.Tensor] = []
     loader = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=0, tp_size=1))
@@ -104,7 +102,7 @@ def cold(tmp_path: Path) -> dict[str, torch.Tensor]:
     path = tmp_path / "model.safetensors"
     save_file({name: torch.ones(2**25, dtype=torch.int8) for name in "abc"}, path)
     evict(path, path.stat().st_size)
-    tensors = dict(mapped_files.mapped_tensors(tmp_path, [("vLLM's", torch.ones(1))]))
+    tensors = dict(mapped_files.mapped_files(tmp_path).tensors())
     assert cached(tensors["b"]) == 0
     return tensors
 
@@ -119,7 +117,7 @@ def test_only_what_is_needed_is_read(cold: dict[str, torch.Tensor]) -> None:
 
 def test_an_embedding_is_read_but_not_mapped(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """Linux has all of it, this process the rows that it uses."""
-    assert mapped_files.read_ahead(tmp_path, [cold["a"]], embeddings=[cold["b"]])
+    assert mapped_files.mapped_files(tmp_path).read_ahead([cold["a"]], embeddings=[cold["b"]])
     wait_until(lambda: cached(cold["b"]) > 2**25 - 2**14)
     assert int(cold["b"][2**24 : 2**24 + 8192].sum()) == 8192
     assert 2**25 <= resident(tmp_path / "model.safetensors") < 2**25 + 2**23  # huge pages
@@ -164,7 +162,7 @@ def steps(tensors: dict[str, torch.Tensor], directory: Path) -> list[Any]:
         module.weight = torch.nn.Parameter(tensors[name], requires_grad=False)
         module.forward = lambda: None
     modules[1].reader = None
-    reader = mapped_files.Reader(directory)
+    reader = mapped_files.Reader(mapped_files.mapped_files(directory))
     reader.follow(torch.nn.ModuleList(modules), [(module, module) for module in modules])
     return modules
 
@@ -179,7 +177,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_pieces_of_tensors(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """In the order of the tensors, cut at whole huge pages; neighbours together; nothing that is in no file."""
     b, c = cold["b"], cold["c"]
-    pieces = list(mapped_files.Reader(tmp_path).pieces([c, b[:5000], torch.ones(2**23), b[5000 : 2**24], b[2**24 :]]))
+    reader = mapped_files.Reader(mapped_files.mapped_files(tmp_path))
+    pieces = list(reader.pieces([c, b[:5000], torch.ones(2**23), b[5000 : 2**24], b[2**24 :]]))
     last = max(index for index, (_, end) in enumerate(pieces) if end == c.data_ptr() + 2**25)
     for part, tensor in ((pieces[: last + 1], c), (pieces[last + 1 :], b)):
         assert part[0][0] == tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
@@ -213,7 +212,7 @@ def test_float_experts() -> None:
 
 def test_a_rank_keeps_its_rows_in_the_file(directory: Path) -> None:
     pytest.importorskip("vllm")
-    from glm5_ascend.serve.plugin.linear import mapped
+    from glm5_ascend.serve.plugin.loaders import mapped
 
     copied: list[torch.Tensor] = []
     loader = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=1, tp_size=2))

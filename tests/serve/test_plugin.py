@@ -116,13 +116,6 @@ def test_without_a_choice_no_scores_are_computed(probe: Any) -> None:
 
 
 @needs_vllm
-def test_experts_of_one_group_are_those_of_vllm(probe: Any) -> None:
-    """The factor of the routed experts multiplies their weights, except in fp16."""
-    pytest.importorskip("vllm")
-    assert probe("routing") == [[True, [2.5], 1.0], [True, [1.0], 2.5]]
-
-
-@needs_vllm
 @pytest.mark.parametrize("drafts", [None, {"method": "mtp", "num_speculative_tokens": 1}], ids=["no drafts", "drafts"])
 def test_steps_that_are_repeated_give_the_same_answers(
     run_engine: Any, quantized_checkpoint: Path, prompts: Any, drafts: Any

@@ -12,10 +12,11 @@ from typing import Any
 
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
+from glm5_ascend.engine_view import ENGINE_VIEWS
 from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_json import completed, flat_keys
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
-from glm5_ascend.model.spec import ModelSpec
+from glm5_ascend.model.spec import Architecture
 
 CONFIG = "config.json"
 #: Two keys that must agree, and who reads the second one instead of the first.
@@ -69,7 +70,7 @@ def _error(report: Report, key: str, message: str, fix: str = "remove the key") 
     report.error(f"config.{key}", message, file=CONFIG, fix=fix)
 
 
-def _check_defaults(raw: Mapping[str, Any], full: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
+def _check_defaults(raw: Mapping[str, Any], full: Mapping[str, Any], spec: Architecture, report: Report) -> None:
     """Report keys that transformers leaves out where they have its default: engines have other defaults."""
     for section in filter(None, (spec.text_config, spec.vision_config)):
         stated = raw.get(section, {})
@@ -96,8 +97,8 @@ def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
         )
 
 
-def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
-    for key, (expected, effect) in spec.stated.items():
+def _check_experts(raw: Mapping[str, Any], spec: Architecture, report: Report) -> None:
+    for key, (expected, effect) in ENGINE_VIEWS[spec.model_type].stated.items():
         if raw.get(key) != expected:
             stated = f"is {raw[key]!r:.40}" if key in raw else "is missing"
             _error(
@@ -110,11 +111,12 @@ def _check_experts(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> N
         why = f"moe_layer_freq is {raw['moe_layer_freq']!r:.40}: vLLM would build dense layers among those with experts"
         _error(report, "moe_layer_freq", why)
     types = raw.get("mlp_layer_types")
-    if spec.dense_key is not None and types is not None and raw.get(spec.dense_key) is None:
+    dense_key = ENGINE_VIEWS[spec.model_type].dense_key
+    if dense_key is not None and types is not None and raw.get(dense_key) is None:
         leading = next((i for i, mlp_type in enumerate(types) if mlp_type != "dense"), len(types))
         if leading != _DEFAULT_DENSE or "dense" in types[leading:]:
-            why = f"{spec.dense_key} is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
-            _error(report, spec.dense_key, why, f"write {spec.dense_key}: {leading}")
+            why = f"{dense_key} is missing: vLLM takes {_DEFAULT_DENSE} and reads no mlp_layer_types"
+            _error(report, dense_key, why, f"write {dense_key}: {leading}")
 
 
 def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
@@ -145,7 +147,7 @@ def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
             )
 
 
-def _check_end_tokens(raw: Mapping[str, Any], spec: ModelSpec, report: Report) -> None:
+def _check_end_tokens(raw: Mapping[str, Any], spec: Architecture, report: Report) -> None:
     """Ids that no embedding row stands for; an eos that is no id ends no answer."""
     for key in ("eos_token_id", "pad_token_id", "bos_token_id", *spec.token_keys):
         problem = bad_ids(raw.get(key), raw["vocab_size"], several=key == "eos_token_id")

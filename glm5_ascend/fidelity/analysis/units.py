@@ -72,7 +72,7 @@ def units(plan: QuantizationPlan, layer: int) -> Iterator[Unit]:
 
 def _float_groups(plan: QuantizationPlan, layer: int) -> list[tuple[str, ...]]:
     """Full names of linears that become FLOAT together: fused ones, and both query projections."""
-    queries = {plan.config.spec.layer_prefix(layer) + name for name in plan.config.spec.query_projections}
+    queries = {plan.config.spec.layer_prefix(layer) + name for name in plan.config.engines.query_projections}
     groups = plan.config.fused_groups(layer)
     return [(*group, *sorted(queries.difference(group))) if queries & set(group) else group for group in groups]
 

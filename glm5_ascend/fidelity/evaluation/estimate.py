@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,11 +9,8 @@ import torch
 from glm5_ascend.fidelity.evaluation.head import ROWS
 from glm5_ascend.fidelity.evaluation.stored_layer import BLOCK_WEIGHTS
 from glm5_ascend.fidelity.evaluation.stored_model import ATTENTION, MLP, VOCABULARY_BLOCK, StoredModel
-from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.spec import Linear
-from glm5_ascend.quantize.estimate.memory import IMPORTS, forward_bytes
-
-_FP32 = 4
+from glm5_ascend.model.memory import FP32, forward_bytes, linear_values
+from glm5_ascend.quantize.estimate.memory import IMPORTS
 
 
 def peak_bytes(models: Sequence[StoredModel], windows: Sequence[torch.Tensor], threads: int) -> int:
@@ -24,20 +20,14 @@ def peak_bytes(models: Sequence[StoredModel], windows: Sequence[torch.Tensor], t
     """
     c, length = models[0].config, len(windows[0])
     tokens = len(windows) * length
-    streams = _FP32 * tokens * (len(models) * c.stream_width + 2 * c.hidden_size)
+    streams = FP32 * tokens * (len(models) * c.stream_width + 2 * c.hidden_size)
     selections = (len(models) + 1) * tokens * length
     seen = tokens if not c.n_routed_experts else tokens * c.num_experts_per_tok // c.n_routed_experts
-    expert = 2 * _FP32 * (BLOCK_WEIGHTS + seen * (c.hidden_size + 2 * c.moe_intermediate_size))
-    head = _FP32 * VOCABULARY_BLOCK * (len(models) * c.hidden_size + 3 * ROWS)
+    expert = 2 * FP32 * (BLOCK_WEIGHTS + seen * (c.hidden_size + 2 * c.moe_intermediate_size))
+    head = FP32 * VOCABULARY_BLOCK * (len(models) * c.hidden_size + 3 * ROWS)
     halves = [
-        _FP32 * sum(_half(c, layer, half)) + threads * forward_bytes(c, length)
+        FP32 * linear_values(c, layer, half) + threads * forward_bytes(c, length)
         for layer in range(c.num_hidden_layers)
         for half in (ATTENTION, MLP)
     ]
     return IMPORTS + streams + selections + max(*halves, threads * expert, threads * head)
-
-
-def _half(c: ModelConfig, layer: int, half: str) -> list[int]:
-    """Weights of the linears of a half of a layer."""
-    linears = (linear for linear in c.backbone(layer) if isinstance(linear, Linear) and linear.name.startswith(half))
-    return [math.prod(linear.shape(c.sizes)) for linear in linears]

@@ -15,6 +15,7 @@ from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.device import native_bf16
+from glm5_ascend.model.memory import ROWS_AT_ONCE
 from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics
 from glm5_ascend.quantize.methods.transforms import Tensors
@@ -22,8 +23,6 @@ from glm5_ascend.quantize.methods.transforms import Tensors
 ROUTER = "mlp.gate"
 #: File of the selections that layers share.
 SELECTIONS = "selections"
-#: Rows of a weight that are rounded to bf16 together.
-ROWS_AT_ONCE = 2048
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, rows: int = ROWS_AT_ONCE) -> torch.Tensor:

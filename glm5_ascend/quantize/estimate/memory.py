@@ -6,24 +6,20 @@ test at GLM-5's widths compares the prediction with a measured run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from glm5_ascend.checkpoint.types import GIB
 from glm5_ascend.errors import OutputError
-from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.layers import SCORES
+from glm5_ascend.model.memory import FP32, expert_values, forward_bytes
 from glm5_ascend.model.spec import Linear, Weight
-from glm5_ascend.quantize.calibration.forward import ROWS_AT_ONCE
 from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.blocks import BLOCK_WEIGHTS
 from glm5_ascend.quantize.run.expert import EXPERT_TOKENS
 
 IMPORTS = 560 * 1024**2  # interpreter, torch, transformers' tokenizer (measured)
-_FP32 = 4
 _COPIES = 9  # of a block, of the rows of a search, of an expert's tokens
 
 
@@ -42,21 +38,21 @@ class RunPrediction:
 def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
     """Predicted peak of each phase (tables, the backbone of each layer, experts) in bytes: fixed, and per thread."""
     c, size = plan.config, plan.config.sizes
-    block = _FP32 * _COPIES * BLOCK_WEIGHTS
-    phases = [(_FP32 * 3 * c.hidden_size**2, block)]
+    block = FP32 * _COPIES * BLOCK_WEIGHTS
+    phases = [(FP32 * 3 * c.hidden_size**2, block)]
     for layer in range(c.num_layers_with_mtp):
         parts = [weight for weight in c.backbone(layer) if not weight.is_table]
         rows = SEARCH_ROWS * max(size[weight.inp] for weight in parts if isinstance(weight, Linear))
-        values = sum(torch.Size(weight.shape(size)).numel() for weight in parts) + 4 * rows
+        values = sum(math.prod(weight.shape(size)) for weight in parts) + 4 * rows
         per_thread = block
         if layer <= plan.last_calibrated_layer:
-            per_thread = max(block, _FP32 * _COPIES * rows, forward_bytes(c, seq_len))
-        phases.append((_FP32 * values + _states(plan, layer, parts), per_thread))
+            per_thread = max(block, FP32 * _COPIES * rows, forward_bytes(c, seq_len))
+        phases.append((FP32 * values + _states(plan, layer, parts), per_thread))
     width = c.hidden_size + c.moe_intermediate_size
-    expert = _FP32 * (3 * c.hidden_size * c.moe_intermediate_size + _COPIES * max(BLOCK_WEIGHTS, EXPERT_TOKENS * width))
+    expert = FP32 * (expert_values(c) + _COPIES * max(BLOCK_WEIGHTS, EXPERT_TOKENS * width))
     routed = filter(c.is_moe, range(c.num_layers_with_mtp))
     if states := max((_states(plan, layer, c.spec.expert_linears(0)) for layer in routed), default=0):
-        expert += states + _FP32 * SEARCH_ROWS * width
+        expert += states + FP32 * SEARCH_ROWS * width
     return [*phases, (0, expert)]
 
 
@@ -66,21 +62,6 @@ def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Weight]) -> int:
     linears = [weight for weight in parts if isinstance(weight, Linear)]
     inputs = {(plan.linears[prefix + weight.name].method, size[weight.inp]) for weight in linears}
     return sum(method.state_bytes(columns) for method, columns in inputs)
-
-
-def forward_bytes(c: ModelConfig, length: int) -> int:
-    """Bytes of one sequence's forward: the larger one of attention and MLP."""
-    scores, index = min(SCORES, c.num_attention_heads * length**2), min(SCORES, length**2)
-    heads = c.num_attention_heads * 2 * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
-    selection, scratch = 0, 4 * scores  # four: without a fused kernel
-    if length > c.index_topk:
-        selection, queries = length**2, 3 * length * c.index_n_heads * c.index_head_dim
-        scratch = max(scratch, queries + 4 * index)
-    attention = _FP32 * (length * (heads + 4 * c.hidden_size) + scratch) + selection
-    widest = max(c.intermediate_size, c.n_shared_experts * c.moe_intermediate_size)
-    mlp = _FP32 * length * (3 * widest + 5 * c.hidden_size)
-    weight = 2 * ROWS_AT_ONCE * max(c.num_attention_heads * c.v_head_dim, c.intermediate_size)
-    return max(attention, mlp) + weight
 
 
 def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:
@@ -107,4 +88,4 @@ def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:
     """Bytes of calibration activations on disk at most: two streams of int64 and the experts' inputs in fp32."""
     if plan.last_calibrated_layer < 0:
         return 0
-    return tokens * (plan.config.stream_width * 2 * 8 + plan.config.hidden_size * _FP32)
+    return tokens * (plan.config.stream_width * 2 * 8 + plan.config.hidden_size * FP32)

@@ -16,6 +16,7 @@ from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.memory import expert_values, linear_values
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, Subgraph, Weight, find
 from glm5_ascend.quantize.calibration.forward import product
@@ -65,16 +66,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def active_weights(c: ModelConfig, layer: int) -> int:
-    """Weights that a token is multiplied by in one layer."""
-    linears = [linear for linear in c.backbone(layer) if isinstance(linear, Linear) and not linear.is_table]
-    return sum(c.sizes[linear.out] * c.sizes[linear.inp] for linear in linears) + _routed_weights(c, layer)
-
-
-def _routed_weights(c: ModelConfig, layer: int) -> int:
-    return 3 * c.hidden_size * c.moe_intermediate_size * c.num_experts_per_tok if c.is_moe(layer) else 0
-
-
 def _pieces(seconds: float) -> list[float]:
     """Work that is cut into many tasks."""
     return [seconds / _PIECES] * _PIECES
@@ -116,14 +107,14 @@ class Rates:
         expert = self.rounding(prefix, c.spec.expert_linears(0)) if moe else 0.0
         if calibrated:
             sequences = max(1, tokens // seq_len)
-            forward = self._linears * (active_weights(c, layer) - _routed_weights(c, layer))
+            forward = self._linears * linear_values(c, layer)
             forward += self.product * seq_len * attention_columns(c)
             yield [forward * tokens / sequences] * sequences
             yield self._searches(layer, c.subgraphs(layer))
         if calibrated and moe:
             seen = tokens * c.num_experts_per_tok / c.n_routed_experts
             expert += sum(self._searches(layer, c.spec.expert_subgraphs(0))) + self._preparing(layer, seen)
-            expert += self._linears * _routed_weights(c, layer) / c.num_experts_per_tok * seen
+            expert += self._linears * expert_values(c) * seen
         if moe:
             yield [expert] * c.n_routed_experts
 

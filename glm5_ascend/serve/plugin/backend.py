@@ -64,8 +64,6 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
 def current_metadata(layer_name: str) -> SparseMLAMetadata | None:
     """Metadata of a layer in the running step, or None in vLLM's profiling run."""
     metadata = get_forward_context().attn_metadata
-    if isinstance(metadata, list):  # one dict per micro-batch; the first is the one that runs
-        metadata = metadata[0]
     if not isinstance(metadata, dict):
         return None
     layer_metadata: SparseMLAMetadata = metadata[layer_name]

@@ -22,15 +22,6 @@ from glm5_kernels import ops
 SCALE_BYTES = 2
 
 
-def install(layer: Any, subclass: type) -> None:
-    """Turn a module that vLLM has built and registered by name into `subclass`, a subclass of its class.
-
-    vLLM builds `MLAAttention` and the indexer's cache inside constructors, without the registry that the MLA wrapper
-    has. Remove when `PluggableLayer` covers both.
-    """
-    layer.__class__ = subclass
-
-
 class LatentAttention(MLAAttention):  # type: ignore[misc]
     """vLLM's owner of the latent cache, with the cache's dtype of choice, and W_UK and W_UV as our ops read them.
 

@@ -6,100 +6,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.types import (
-    DESCRIPTION_NAME,
-    EXPERT_TYPES,
-    FLOAT,
-    LINEAR_TYPES,
-    W4A8_DYNAMIC,
-    W8A8,
-    W8A8_DYNAMIC,
-)
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, not_runnable
+from glm5_ascend.engine_view import FUSED_MODULES
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.glm5 import GLM5
-
-#: vLLM's fused modules -> the checkpoint's modules inside, which must have the same type.
-FUSED = {**GLM5.fused_modules, "experts": tuple(f"experts.0.{name}" for name in GLM5.expert_projections)}
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.spec import Linear
 
 
 @dataclass(frozen=True)
 class QuantDescription:
-    """Content of the file.
-
-    Attributes:
-        types: full tensor name -> type.
-        is_rot_used: the MTP layer needs `rot.weight`.
-    """
+    """Content of the file; `types`: full tensor name -> type; `is_rot_used`: the MTP layer needs `rot.weight`."""
 
     path: Path
+    config: ModelConfig
     types: dict[str, str]
     is_rot_used: bool
 
     def type_of(self, prefix: str) -> str:
         """Type of a vLLM module, fused or not, by its checkpoint prefix, e.g. `model.layers.0.self_attn.o_proj`."""
         parent, _, last = prefix.rpartition(".")
-        names = [f"{parent}.{module}" for module in FUSED[last]] if last in FUSED else [prefix]
-        types = {name: self._type_of_weight(name) for name in names}
-        if len(set(types.values())) > 1:
-            listing = ", ".join(f"{name}.weight {tensor_type}" for name, tensor_type in types.items())
-            raise CheckpointError(
-                f"{self.path}: {prefix} is one module in vLLM but its parts have different types: {listing}",
-                "quantize the parts of a fused module with the same scheme",
-            )
-        tensor_type = next(iter(types.values()))
-        allowed = EXPERT_TYPES if last == "experts" else LINEAR_TYPES
-        if tensor_type not in allowed:
-            raise CheckpointError(
-                f"{self.path}: {names[0]}.weight has type {tensor_type}, which is not one of {', '.join(allowed)}",
-                "W4A8_DYNAMIC is for routed experts, W8A8 (static) for linear layers",
-            )
-        return tensor_type
+        first = "experts.0.gate_proj" if last == "experts" else FUSED_MODULES.get(last, (last,))[0]
+        return self.type_of_linear(f"{parent}.{first}")
 
-    def _type_of_weight(self, name: str) -> str:
-        key = f"{name}.weight"
-        if key not in self.types:
+    def type_of_linear(self, module: str) -> str:
+        """Type of a linear by its full name in the checkpoint."""
+        if f"{module}.weight" not in self.types:
             raise CheckpointError(
-                f"{self.path} has no entry for {key}",
+                f"{self.path} has no entry for {module}.weight",
                 "every tensor, the MTP layer's included, must be listed: re-create the checkpoint",
             )
-        return self.types[key]
+        return self.types[f"{module}.weight"]
 
     def check(self) -> None:
         """Raise `CheckpointError` for the first module that cannot be served."""
-        for key, tensor_type in self.types.items():
-            if key.endswith(".weight"):
-                self._check_module(key.removesuffix(".weight"), tensor_type)
-
-    def _check_module(self, module: str, tensor_type: str) -> None:
-        if tensor_type not in (*LINEAR_TYPES, W4A8_DYNAMIC):
-            raise CheckpointError(
-                f"{self.path}: {module}.weight has unknown type {tensor_type!r}",
-                f"known types: {FLOAT}, {W8A8_DYNAMIC}, {W8A8}, {W4A8_DYNAMIC}",
-            )
-        if tensor_type != FLOAT:
-            for name, reason in GLM5.why_float.items():
-                if module == name or module.endswith(f".{name}"):
-                    raise CheckpointError(
-                        f"{self.path}: {module}.weight is {tensor_type} but must be FLOAT: {reason}",
-                        "exclude it in the recipe",
-                    )
-        parent, _, last = module.rpartition(".")
-        if ".experts." in module:
-            moe = module.split(".experts.")[0]
-            first = self.type_of(f"{moe}.experts")
-            if tensor_type != first:
+        for prefix, weight in self.config.all_weights():
+            module = prefix + weight.name
+            if not isinstance(weight, Linear) or f"{module}.weight" not in self.types:
+                continue
+            tensor_type = self.types[f"{module}.weight"]
+            if tensor_type not in (FLOAT, *QUANTIZED):
                 raise CheckpointError(
-                    f"{self.path}: {module}.weight is {tensor_type} but expert 0 of the layer is {first}",
-                    "engines read the type of expert 0 only: quantize all experts of a layer with the same scheme",
+                    f"{self.path}: {module}.weight has unknown type {tensor_type!r}",
+                    f"known types: {', '.join((FLOAT, *QUANTIZED))}",
                 )
+            if reason := not_runnable(self.config.spec, module, weight, tensor_type):
+                raise CheckpointError(
+                    f"{self.path}: {module}.weight is {tensor_type}: {reason}", "give it another type in the recipe"
+                )
+        for layer in range(self.config.num_layers_with_mtp):
+            for group in self.config.fused_groups(layer):
+                self._check_group(group)
+
+    def _check_group(self, modules: tuple[str, ...]) -> None:
+        """Check that modules have one type; of the experts of a layer engines read expert 0's only."""
+        if not any(f"{module}.weight" in self.types for module in modules):
             return
-        for fused, modules in FUSED.items():
-            if last in modules:
-                self.type_of(f"{parent}.{fused}")
-                return
-        if tensor_type not in LINEAR_TYPES:
-            self.type_of(module)
+        first, *others = modules
+        for module in others:
+            if self.type_of_linear(module) != self.type_of_linear(first):
+                raise CheckpointError(
+                    f"{self.path}: {module}.weight is {self.type_of_linear(module)}, but {first}.weight is "
+                    f"{self.type_of_linear(first)}: the engine has one type for both",
+                    "quantize them with the same scheme",
+                )
 
 
 def load_description(directory: Path) -> QuantDescription:
@@ -112,7 +83,7 @@ def load_description(directory: Path) -> QuantDescription:
     content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR, fix="re-create the checkpoint")
     check_group_size(path, content.get("group_size"))
     types = {key: value for key, value in content.items() if "." in key and isinstance(value, str)}
-    return QuantDescription(path, types, content.get("is_rot_used") is True)
+    return QuantDescription(path, load_config(directory), types, content.get("is_rot_used") is True)
 
 
 def check_group_size(path: Path, group_size: Any) -> None:

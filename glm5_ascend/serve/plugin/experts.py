@@ -6,13 +6,11 @@ The weights stay where the checkpoint's files are mapped (`loading.ExpertTensors
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import silu
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
-from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8_DYNAMIC
 from glm5_ascend.serve.plugin.loading import ExpertTensors
@@ -34,8 +32,7 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
         **extra: Any,
     ) -> None:
         rank, ranks = self.moe.tp_rank, self.moe.tp_size
-        width = intermediate_size_per_partition * ranks
-        layer.tensors = ExpertTensors(num_experts, hidden_size, width, self.scheme, rank, ranks)
+        layer.tensors = ExpertTensors(num_experts, self.scheme, rank, ranks)
         layer.reader = None  # `mapped_files.Reader`, if the files do not fit into the memory
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -91,40 +88,10 @@ class FloatExperts(Int8Experts):
 
     @staticmethod
     def weights(layer: Any, experts: Iterable[int]) -> Iterator[torch.Tensor]:
-        yield from (part.weight for expert in experts for part in layer.operands[expert])
+        yield from (linear.weight for expert in experts for linear in layer.operands[expert])
 
 
 def chosen_experts(topk_ids: torch.Tensor) -> list[int]:
     """The experts of all tokens, in order; a negative id is one of another rank."""
     experts: list[int] = topk_ids[topk_ids >= 0].unique().tolist()
     return experts
-
-
-def use_one_group(model: torch.nn.Module) -> None:
-    """Choose experts without groups where all are in one: vLLM masks the others by ten operators of torch.
-
-    The factor of the routed experts multiplies their weights, as in transformers, instead of their bf16 results.
-    """
-    runner: Any
-    for runner in model.modules():
-        router: Any = getattr(runner, "router", None)
-        if not isinstance(router, CPURouter) or not router.use_grouped_topk or router.num_expert_group != 1:
-            continue
-        if router.scoring_func == "sigmoid" and router.e_score_correction_bias is not None:
-            factor = router.routed_scaling_factor
-            if runner.moe_config.in_dtype != torch.float16:  # there vLLM divides the other results by it
-                factor, runner.routed_scaling_factor = factor * runner.routed_scaling_factor, 1.0
-            router.use_grouped_topk, router.custom_routing_function = False, partial(_choose, router, factor)
-
-
-def _choose(
-    router: CPURouter, factor: float, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int,
-    renormalize: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Weights fp32 [T, topk] and ids int32 [T, topk] of the experts, as `CPURouter.custom_routing_function`."""
-    scores = gating_output.float().sigmoid()
-    ids = (scores + router.e_score_correction_bias).topk(topk, sorted=False)[1]
-    weights = scores.gather(1, ids)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights * factor, ids.int()

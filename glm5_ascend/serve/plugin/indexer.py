@@ -14,6 +14,7 @@ from vllm.model_executor.models.deepseek_v2 import Indexer
 
 from glm5_ascend.serve.plugin import caches
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
+from glm5_ascend.serve.plugin.compat import change_class
 from glm5_ascend.serve.plugin.platform import int8_caches
 from glm5_kernels import ops
 
@@ -21,7 +22,7 @@ from glm5_kernels import ops
 def install_cache(indexer: Indexer) -> None:
     """Give the indexer a key cache in the model's dtype or in int8."""
     cache, config = indexer.k_cache, get_current_vllm_config()
-    caches.install(cache, caches.IndexerCache)
+    change_class(cache, caches.IndexerCache)
     if int8_caches(config).indexer:
         cache.head_dim, cache.dtype = indexer.head_dim + caches.SCALE_BYTES, torch.int8
     else:

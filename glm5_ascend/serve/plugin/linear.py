@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
-from glm5_ascend.errors import CheckpointError
+from glm5_ascend.serve.plugin.compat import KEEP_WEIGHT
+from glm5_ascend.serve.plugin.loaders import PADDING, as_fp32, mapped, one_value_loader
 from glm5_kernels import ops
-
-#: Extra bytes after a weight: the compiled product reads its last row in whole vectors.
-PADDING = 64
 
 
 class Int8Linear(LinearMethodBase):  # type: ignore[misc]
@@ -63,7 +59,7 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         layer.op_parts = in_parts(layer.op_weights, getattr(layer.weight, "parts", {}))
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        results = [ops.int8_linear(x, part) for part in layer.op_parts]
+        results = [ops.int8_linear(x, weights) for weights in layer.op_parts]
         y = results[0] if len(results) == 1 else torch.cat(results, dim=-1)
         return y if bias is None else y + bias
 
@@ -133,23 +129,10 @@ def use_our_products(model: torch.nn.Module) -> None:
             layer.quant_method = MappedTable()
             layer.weight.weight_loader = mapped(layer.weight.weight_loader, layer)
             continue
-        absorbed = getattr(layer, "_cpu_skip_gemm_dispatch", False)  # kv_b_proj, which vLLM splits
+        absorbed = getattr(layer, KEEP_WEIGHT, False)  # kv_b_proj, which vLLM splits
         is_bf16 = method is UnquantizedLinearMethod and layer.weight.dtype == torch.bfloat16
         if is_bf16 and not absorbed and layer.weight.numel() <= ops.fast_bf16_elements():
             layer.quant_method = Bf16Linear()
-
-
-def use_our_norms(model: torch.nn.Module) -> None:
-    """Let the model's RMS norms be one kernel each, where ops are compiled, instead of ten operators of torch."""
-    for layer in model.modules():
-        if type(layer) is RMSNorm and layer.has_weight and layer.variance_size_override is None:
-            layer._forward_method = partial(_normed, layer)
-
-
-def _normed(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    rows = x.reshape(-1, x.shape[-1]), None if residual is None else residual.reshape(-1, x.shape[-1])
-    out, total = ops.rms_norm(*rows, layer.weight.data, layer.variance_epsilon)
-    return out.view(x.shape) if residual is None else (out.view(x.shape), total.view(x.shape))
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:
@@ -176,54 +159,3 @@ def in_parts(fused: ops.LinearWeights, parts: Mapping[int, torch.Tensor]) -> lis
 
 def plain(field: Any) -> Any:
     return field.data if isinstance(field, torch.nn.Parameter) else field
-
-
-def mapped(loader: Callable[..., None], layer: Any) -> Callable[..., None]:
-    """Loader that keeps a tensor of the parameter's layout where it is, a view of a mapped file, instead of copying it.
-
-    Rows are whole vectors of the compiled product. Parts of a fused parameter are copied, unless it has `parts`, and so
-    are the columns that a rank of tensor parallel has of o_proj and down_proj: its neighbours' lie in the same pages.
-
-    Args:
-        layer: the parameter's layer, which has vLLM's tp_rank and tp_size.
-    """
-
-    def load(param: Any, loaded: torch.Tensor, *shard: Any) -> None:
-        rows = len(loaded) // layer.tp_size
-        part = loaded[rows * layer.tp_rank : rows * (layer.tp_rank + 1)]
-        fits = part.dtype == param.dtype and not part.shape[-1] % PADDING
-        fits = fits and not part.data_ptr() % part.element_size()
-        if fits and not shard and part.shape == param.shape:
-            param.data = part
-        elif fits and shard and hasattr(param, "parts"):
-            param.parts[shard[0]] = part
-        else:
-            loader(param, loaded, *shard)
-
-    return load
-
-
-def as_fp32(loader: Callable[..., None]) -> Callable[..., None]:
-    """Loader that reads int64 tensors as fp32 bits: fp16 checkpoints store deq_scale this way."""
-
-    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *args: Any) -> None:
-        if loaded.dtype == torch.int64:
-            loaded = loaded.to(torch.int32).view(torch.float32)
-        loader(param, loaded, *args)
-
-    return load
-
-
-def one_value_loader(name: str) -> Callable[..., None]:
-    """Loader of a scalar that the shards of a fused module share; raises `CheckpointError` if they differ."""
-
-    def load(param: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any) -> None:
-        value = loaded.reshape(-1).float()
-        if not bool(torch.isnan(param.data).any()) and not torch.equal(param.data, value):
-            raise CheckpointError(
-                f"{name}: the fused modules have different values ({float(param.data[0])} and {float(value[0])})",
-                "the parts of a fused module share one input: quantize them with one input_scale and input_offset",
-            )
-        param.data.copy_(value)
-
-    return load

@@ -17,9 +17,11 @@ from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 
 from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
-from glm5_ascend.serve.plugin.caches import LatentAttention, install
+from glm5_ascend.serve.plugin.caches import LatentAttention
+from glm5_ascend.serve.plugin.compat import KEEP_WEIGHT, change_class
 from glm5_ascend.serve.plugin.indexer import choose_positions, install_cache
-from glm5_ascend.serve.plugin.linear import linear_weights, mapped
+from glm5_ascend.serve.plugin.linear import linear_weights
+from glm5_ascend.serve.plugin.loaders import mapped
 from glm5_ascend.serve.plugin.platform import int8_caches
 from glm5_kernels import ops
 
@@ -36,10 +38,10 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
             return
         if self.indexer is not None:
             install_cache(self.indexer)
-        install(self.mla_attn, LatentAttention)
+        change_class(self.mla_attn, LatentAttention)
         self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
-            linear._cpu_skip_gemm_dispatch = True  # keep the weight: mla_preprocess multiplies with it
+            setattr(linear, KEEP_WEIGHT, True)  # mla_preprocess multiplies with it
         self.kv_b_proj.weight.weight_loader = mapped(self.kv_b_proj.weight.weight_loader, self.kv_b_proj)
 
     def forward(

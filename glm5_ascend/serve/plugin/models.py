@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.serve.plugin.experts import use_one_group
-from glm5_ascend.serve.plugin.linear import use_our_norms, use_our_products
-from glm5_ascend.serve.plugin.loading import SeenTensors, expert_tensors, require_complete
-from glm5_ascend.serve.plugin.mapped_files import Reader, Step, mapped_tensors, read_ahead
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve.plugin.linear import use_our_products
+from glm5_ascend.serve.plugin.loading import ExpertTensors, expert_tensors, require_tensors, without_experts
+from glm5_ascend.serve.plugin.mapped_files import MappedFiles, Reader, Step, mapped_files
 from glm5_ascend.serve.plugin.recorded_steps import RecordedSteps
 from glm5_ascend.serve.servable import topk_pattern
 from glm5_kernels import ops
@@ -41,42 +41,60 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def read_weights(
-    model: torch.nn.Module, seen: SeenTensors, directory: Path, cache_bytes: int, steps: Sequence[Step]
-) -> bool:
-    """Read this rank's part of the mapped weights before a token needs them: now, or in each step if they do not fit.
+class _FromMappedFiles(torch.nn.Module):
+    """Loads a model from the checkpoint's files where they are mapped; the files of a name of the hub as vLLM does."""
 
-    Args:
-        steps: modules of the model in the order of their calls, and the module that has the weights of each.
+    is_draft = False
+    config: Any
+    model: Any
+    logits_processor: Any
+    lm_head: Any
 
-    Returns:
-        True if they fit.
-    """
-    tables: Any = (module for module in model.modules() if type(module) is VocabParallelEmbedding)
-    embeddings = [table.weight for table in tables]
-    weights = [
-        weight
-        for parameter in model.parameters()
-        if not any(parameter is embedding for embedding in embeddings)
-        for weight in (getattr(parameter, "parts", {}).values() or [parameter.data])
-    ]
-    for tensors in seen.experts.values():
-        weights += [weight for part in tensors.weights.values() for weight in part.values()]
-    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    fits = read_ahead(directory, weights, rank, ranks, cache_bytes, embeddings)
-    if not fits:
-        Reader(directory, ranks).follow(model, steps)
-    return fits
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        self.directory = Path(vllm_config.model_config.model)
+        self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
+        self.description = getattr(vllm_config.quant_config, "description", None)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        use_our_products(self)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        if not self.directory.is_dir():
+            loaded: set[str] = super().load_weights(weights)  # type: ignore[misc]
+            return loaded
+        next(iter(weights))  # starts vLLM's clock
+        files, types = mapped_files(self.directory), self.description.types if self.description else {}
+        require_tensors(files.checkpoint, load_config(self.directory), types, self.is_draft)
+        experts = expert_tensors(self)
+        loaded = super().load_weights(without_experts(files.tensors(), experts))  # type: ignore[misc]
+        self.after_loading(files, loaded)
+        rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        if not files.read_ahead(*self._weights(experts), rank=rank, ranks=ranks, cache_bytes=self.cache_bytes):
+            Reader(files, ranks).follow(self, self.steps())
+        return loaded
+
+    def after_loading(self, files: MappedFiles, loaded: set[str]) -> None:
+        """Take the tensors that vLLM's model does not know, and add their names."""
+
+    def steps(self) -> list[Step]:
+        """The modules in the order of their calls, and the module that has the weights of each."""
+        raise NotImplementedError
+
+    def _weights(self, experts: Mapping[str, ExpertTensors]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """This rank's weights, and embeddings, of which a token uses one row."""
+        embeddings: Any = (module for module in self.modules() if type(module) is VocabParallelEmbedding)
+        tables = [embedding.weight for embedding in embeddings]
+        weights = [
+            weight
+            for parameter in self.parameters()
+            if not any(parameter is table for table in tables)
+            for weight in (getattr(parameter, "parts", {}).values() or [parameter.data])
+        ]
+        for tensors in experts.values():
+            weights += [weight for by_expert in tensors.weights.values() for weight in by_expert.values()]
+        return weights, tables
 
 
-def use_our_ops(model: torch.nn.Module) -> None:
-    """Replace vLLM's products, norms and routing where ours are faster; to be called before the weights are loaded."""
-    use_our_products(model)
-    use_our_norms(model)
-    use_one_group(model)
-
-
-class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
+class Glm5ForCausalLM(_FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """The target model. A rotated checkpoint's `rot.weight` is used by the draft model only."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -85,20 +103,16 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
         keep_freed_memory()
-        self.directory = Path(vllm_config.model_config.model)
-        self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
         self.is_eager: bool = vllm_config.model_config.enforce_eager
         self.recorded: RecordedSteps | None = None
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        use_our_ops(self)
+
+    def steps(self) -> list[Step]:
+        return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
-        loaded: set[str] = super().load_weights(seen)
-        require_complete(self, seen)
-        layers = [(layer, layer) for layer in self.model.layers]
-        steps = [*layers, (self.logits_processor, self.lm_head)]
-        fits = read_weights(self, seen, self.directory, self.cache_bytes, steps)
+        loaded = super().load_weights(weights)
+        fits = self.directory.is_dir() and mapped_files(self.directory).fit
         if fits and not self.is_eager and ops.new_recording() is not None:
             self.recorded = RecordedSteps(super().forward, self.config.index_topk)
         return loaded
@@ -115,23 +129,21 @@ class Glm5ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         return self.recorded.run(input_ids, positions)
 
 
-class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
+class Glm5MTP(_FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
     """The draft model. In a QuaRot-rotated checkpoint the hidden state passes `rot` before the layer's hnorm.
 
     `rot.weight` = Q^T diag(g) Q [h, h] restores the final norm's weight g, which rotation folded into lm_head. It is
     applied at every draft step, as vllm-ascend does.
     """
 
+    is_draft = True
+
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        self.directory = Path(vllm_config.model_config.model)
-        self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        description = getattr(vllm_config.quant_config, "description", None)
-        self.is_rot_used = description is not None and description.is_rot_used
+        self.is_rot_used = self.description is not None and self.description.is_rot_used
         if self.is_rot_used:
             hidden = self.config.hidden_size
             self.rot = torch.nn.Linear(hidden, hidden, bias=False)
-        use_our_ops(self)
 
     def forward(
         self,
@@ -146,37 +158,32 @@ class Glm5MTP(DeepSeekMTP):  # type: ignore[misc]
             hidden_states = self.rot(hidden_states)
         return super().forward(input_ids, positions, hidden_states, intermediate_tensors, inputs_embeds, spec_step_idx)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        seen = SeenTensors(mapped_tensors(self.directory, weights), expert_tensors(self), extract=(ROT_NAME,))
-        loaded: set[str] = super().load_weights(seen)
-        if self.is_rot_used != (ROT_NAME in seen.extracted):
+    def after_loading(self, files: MappedFiles, loaded: set[str]) -> None:
+        """Take `rot.weight`, and keep the draft's head, which vLLM would replace by the target's lm_head.
+
+        Rotation folded the target's final norm into lm_head and shared_head.norm into the draft's head: they differ.
+        """
+        if self.is_rot_used != (ROT_NAME in files.checkpoint):
             raise CheckpointError(
                 f"is_rot_used is {str(self.is_rot_used).lower()} in quant_model_description.json but the checkpoint "
                 f"has {'no' if self.is_rot_used else 'a'} tensor {ROT_NAME}",
                 "re-create the checkpoint: without rot the draft model proposes wrong tokens",
             )
-        if self.is_rot_used:
-            self.rot.weight.data.copy_(seen.extracted[ROT_NAME])
-            loaded.add(ROT_NAME)
-            self._keep_own_head(seen.names)
-        require_complete(self, seen, is_draft=True)
-        (layer,) = self.model.layers.values()
-        steps = [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
-        read_weights(self, seen, self.directory, self.cache_bytes, steps)
-        return loaded
-
-    def _keep_own_head(self, tensors: set[str]) -> None:
-        """Keep the draft's head, which vLLM would replace by the target's lm_head.
-
-        Rotation folded the target's final norm into lm_head and shared_head.norm into the draft's head: they differ.
-        """
-        number, layer = next(iter(self.model.layers.items()))
-        if f"model.layers.{number}.shared_head.head.weight" not in tensors:
+        if not self.is_rot_used:
+            return
+        self.rot.weight.data.copy_(files.checkpoint.read(ROT_NAME))
+        loaded.add(ROT_NAME)
+        index, layer = next(iter(self.model.layers.items()))
+        if (head := f"model.layers.{index}.shared_head.head.weight") not in files.checkpoint:
             raise CheckpointError(
-                f"the checkpoint is rotated but lacks model.layers.{number}.shared_head.head.weight",
+                f"the checkpoint is rotated but lacks {head}",
                 "re-create the checkpoint (glm5-ascend quantize writes it)",
             )
         self.lm_head, self.has_own_lm_head = layer.shared_head.head, True
+
+    def steps(self) -> list[Step]:
+        (layer,) = self.model.layers.values()
+        return [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
 
 
 def register() -> None:

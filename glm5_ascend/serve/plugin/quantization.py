@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_ascend.serve.plugin.description import FUSED, QuantDescription, load_description
+from glm5_ascend.serve.plugin.description import QuantDescription, load_description
 from glm5_ascend.serve.plugin.experts import FloatExperts, Int4Experts, Int8Experts
 from glm5_ascend.serve.plugin.linear import W8A8DynamicLinear, W8A8StaticLinear
 
@@ -24,7 +24,6 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed_modules_mapping = {fused: list(modules) for fused, modules in FUSED.items()}
         self.description: QuantDescription | None = None
 
     @classmethod

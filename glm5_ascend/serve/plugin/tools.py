@@ -3,7 +3,7 @@
 The grammar of a forced call describes text: a model may write `<tool_call>` as one token or letter by letter (`<`,
 `tool`, ...), and a small model does the latter. vLLM's stream parser looks for the token only, so the markup becomes
 content; its parser of complete answers looks at the text. Here both look at the text. Not for `auto`: there the same
-letters may be an answer about tool calls. Remove when `tests/serve/test_vllm_defects.py` reports that vLLM is right.
+letters may be an answer about tool calls. When it can go: `compat`.
 """
 
 from __future__ import annotations

@@ -118,26 +118,6 @@ def positions() -> list[bool]:
     return equal
 
 
-def routing() -> list[list[Any]]:
-    """Of bf16 and of fp16: whether the chosen experts are those of vLLM's groups, weights over its, what is left."""
-    import torch
-    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
-
-    from glm5_ascend.serve.plugin.experts import use_one_group
-
-    report = []
-    for dtype in (torch.bfloat16, torch.float16):
-        logits, runner = torch.randn(9, 32).to(dtype), torch.nn.Module()
-        runner.router = CPURouter(4, 32, True, 1, 1, True, "sigmoid", e_score_correction_bias=torch.randn(32))
-        runner.moe_config, runner.routed_scaling_factor = SimpleNamespace(in_dtype=dtype), 2.5
-        weights, ids = runner.router.select_experts(logits, logits)
-        use_one_group(torch.nn.Sequential(runner))
-        ours, chosen = runner.router.select_experts(logits, logits)
-        factors = torch.unique((ours / weights).round(decimals=4)).tolist()
-        report.append([torch.equal(ids, chosen), factors, runner.routed_scaling_factor])
-    return report
-
-
 def sampling(whose: str) -> dict[str, Any]:
     """vLLM's sampler constants per draft token, by its own CPU kernel (`stock`) or with ours (`plugin`)."""
     import torch

@@ -80,8 +80,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "serve",
         "experts of one layer may have different types",
-        '            first = self.type_of(f"{moe}.experts")\n            if tensor_type != first:',
-        '            first = self.type_of(f"{moe}.experts")\n            if tensor_type is None:',
+        "if self.type_of_linear(module) != self.type_of_linear(first):",
+        "if not self.type_of_linear(module):",
         "test_bad_descriptions_are_refused",
     ),
     fault(
@@ -100,11 +100,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     fault(
         "serve",
-        "a missing tensor of a fused parameter is not noticed",
-        'return [name.replace(f".{fused}.", f".{shard}.") for shard in shards]',
-        'return [name.replace(f".{fused}.", f".{shards[0]}.")]',
-        "test_source_tensors",
-        "test_one_missing_shard_of_a_fused_module_is_named",
+        "a missing tensor of the model is not noticed",
+        "            if entry is None:\n                missing.append(name)\n",
+        "            if entry is None:\n                continue\n",
+        "test_what_target_and_draft_need",
+        "test_what_a_quantized_linear_needs",
     ),
     # -- plan ---------------------------------------------------------------------------------------------------------
     fault(

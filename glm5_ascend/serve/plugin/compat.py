@@ -1,0 +1,113 @@
+"""Every place of vLLM that the plugin for a CPU replaces, bypasses or reads although it is no public interface.
+
+vLLM's registries for other packages (platform, models, quantization) are no patches; what the plugin for vllm-ascend
+changes is in `ascend`. A patch that makes a step less than 2 % faster at GLM-5's widths does not stay. Measured so,
+in pairs of steps, and removed: RMS norms as one kernel (0 to 1.6 %), routing without vLLM's groups (-1 to 1 %).
+`tests/serve/test_compat.py` fails for a place whose source differs from the one that the patch was written for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Patch(NamedTuple):
+    """One patch.
+
+    Attributes:
+        place: file of vLLM, and the class or function in it.
+        ours: module and name here that takes its place or relies on it.
+        reason: what is wrong or missing without it. gain: what it gives, measured where it is about speed or memory.
+        until: when it can go.
+        source: the first 12 digits of the SHA-256 of its source in vLLM 0.32.0.
+    """
+
+    place: str
+    ours: str
+    reason: str
+    gain: str
+    until: str
+    source: str
+
+
+#: Attribute of a linear layer that lets vLLM keep its weight as it was loaded.
+KEEP_WEIGHT = "_cpu_skip_gemm_dispatch"
+_MAPPED = "all weights that stay in the files: 7.8 GB resident instead of 13.8, loaded in 3.2 s instead of 23.5"
+
+PATCHES = (
+    Patch(
+        "utils/cpu_triton_utils.py:_expand_kernel_impl", "sampling.install",
+        "fills a copy: draft tokens at a temperature above 0 are sampled from noise", "right samples",
+        "test_the_stock_sampler passes",
+        "cb72d4d389c5",
+    ),
+    Patch(
+        "tool_parsers/glm47_moe_tool_parser.py:Glm47MoeModelToolParser", "tools.Glm5ToolParser",
+        "streams a forced call as content if the model spells its markup in letters", "right tool calls",
+        "test_the_stock_parser_finds_a_call_in_letters passes",
+        "fce9baf7c1f3",
+    ),
+    Patch(
+        "platforms/cpu.py:CpuPlatform.get_attn_backend_cls", "platform.Glm5CpuPlatform",
+        "refuses sparse attention before it looks at registered backends", "GLM-5 is served at all",
+        "a registered backend is asked",
+        "43e39723e732",
+    ),
+    Patch(
+        "platforms/cpu.py:CpuPlatform.check_and_update_config", "platform.Glm5CpuPlatform",
+        "forces MLA's block size, chunked prefill, prefix caching and a second process, for its own kernel",
+        "prefixes are not computed again; a step waits for no other process", "it asks the backend",
+        "5c4d8883c1a0",
+    ),
+    Patch(
+        "model_executor/layers/mla.py:MultiHeadLatentAttentionWrapper", "mla.SparseMLA",
+        "its parts have no kernels for sparse attention on a CPU", "GLM-5 is served at all", "vLLM has such kernels",
+        "7155ab4e8dd5",
+    ),
+    Patch(
+        "model_executor/layers/attention/mla_attention.py:MLAAttention.__init__", "caches.LatentAttention",
+        "is built inside a constructor, not by a registry: its class is changed afterwards",
+        "int8 latents; W_UK and W_UV as our ops read them", "PluggableLayer covers it",
+        "966b880cd9f0",
+    ),
+    Patch(
+        "model_executor/layers/attention/mla_attention.py:MLAAttention.process_weights_after_loading",
+        "caches.LatentAttention", "leaves W_UK and W_UV as views of kv_b_proj, one of them against the rows that an op "
+        "reads", "the other one stays in the file", "as above",
+        "84ea40b09288",
+    ),
+    Patch(
+        "model_executor/models/deepseek_v2.py:DeepseekV32IndexerCache", "caches.IndexerCache",
+        "holds fp8 keys, which only GPU kernels read", "keys in the model's dtype or in int8", "as above",
+        "850ca70fc822",
+    ),
+    Patch(
+        "model_executor/models/deepseek_v2.py:Indexer", "indexer.choose_positions",
+        "its forward needs a GPU", "GLM-5 is served at all", "vLLM has an indexer for a CPU",
+        "9e9f2f1b06de",
+    ),
+    Patch(
+        "model_executor/layers/linear.py:UnquantizedLinearMethod.process_weights_after_loading",
+        "KEEP_WEIGHT, linear.Bf16Linear",
+        "packs the weight and removes it, unless `_cpu_skip_gemm_dispatch` is set; mla_preprocess reads it itself",
+        "one product for all of mla_preprocess; without bf16 instructions torch multiplies bf16 in a loop",
+        "the flag is public, or the packed form is ours",
+        "068b1bf23643",
+    ),
+    Patch(
+        "model_executor/layers/vocab_parallel_embedding.py:UnquantizedEmbeddingMethod", "linear.MappedTable",
+        "packs embedding and head again, and never reads the embedding's copy", _MAPPED, "vLLM keeps mapped weights",
+        "ecaf46920a4d",
+    ),
+    Patch(
+        "v1/spec_decode/llm_base_proposer.py:SpecDecodeBaseProposer._maybe_share_lm_head", "models.Glm5MTP",
+        "gives a draft without `has_own_lm_head` the target's head, which differs in a rotated checkpoint",
+        "right drafts", "the draft's loaded head is kept",
+        "a543d8084ae2",
+    ),
+)  # fmt: skip
+
+
+def change_class(layer: Any, subclass: type) -> None:
+    """Turn a module that vLLM has built and registered by name into `subclass`, a subclass of its class."""
+    layer.__class__ = subclass

@@ -1,0 +1,43 @@
+"""vLLM's source at the places that the plugin patches is the one that each patch was written for."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from glm5_ascend.serve.plugin import compat
+from tests.support.command import ROOT
+
+pytestmark = pytest.mark.server
+pytest.importorskip("vllm")
+
+
+def source(place: str) -> str:
+    """The first digits of the SHA-256 of the source of a class or function in vLLM."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    file, _, path = place.partition(":")
+    text = (Path(spec.origin).parent / file).read_text()
+    node: ast.AST = ast.parse(text)
+    for name in path.split("."):
+        (node,) = (inner for inner in ast.iter_child_nodes(node) if getattr(inner, "name", "") == name)
+    return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.place)
+def test_vllm_is_as_the_patch_was_written_for(patch: compat.Patch) -> None:
+    assert source(patch.place) == patch.source, (
+        f"{patch.place} changed; is {patch.ours} right, and needed: {patch.until}?"
+    )
+
+
+@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.place)
+def test_what_takes_its_place_exists(patch: compat.Patch) -> None:
+    for name in patch.ours.split(", "):
+        module, _, attribute = name.rpartition(".")
+        text = (ROOT / f"glm5_ascend/serve/plugin/{module or 'compat'}.py").read_text()
+        assert f"class {attribute}(" in text or f"def {attribute}(" in text or f"{attribute} =" in text
