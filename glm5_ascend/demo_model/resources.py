@@ -15,6 +15,7 @@ class DemoModel(StrEnum):
 
     GLM5 = "glm-5"
     FLASH = "glm-5.3-flash"
+    SMOLLM2 = "smollm2"
 
 
 def data_folder(model: DemoModel = DemoModel.GLM5) -> Path:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.hadamard.reference import core_matrix
+from glm5_kernels.hadamard.reference import hadamard_matrix
 from tests.ops.support.implementations import cpu, reference
 
-SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048]
+SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048, 28, 36, 52, 576]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -52,7 +52,8 @@ def test_the_number_of_rows_changes_no_bit() -> None:
     assert torch.equal(whole, torch.cat([cpu.hadamard(row.clone()[None], weight) for row in x]))
 
 
-@pytest.mark.parametrize("order", [12, 20, 24, 32])
-def test_paley_core(order: int) -> None:
-    core = core_matrix(order)
+@pytest.mark.parametrize("order", [*range(4, 65, 4), 100, 576, 7168])
+def test_there_is_a_core_for_every_order(order: int) -> None:
+    core = hadamard_matrix(order)
+    assert torch.equal(core.abs(), torch.ones(order, order))
     assert torch.equal(core @ core.T, order * torch.eye(order))

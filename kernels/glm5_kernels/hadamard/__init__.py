@@ -3,10 +3,11 @@
     x[r, :] <- (x[r, :] * weight) H / sqrt(n)            dim = 1
     x[:, c] <- H^T (x[:, c] * weight) / sqrt(n)          dim = 0
 
-H = C (x) S is the Kronecker product of a core C and Sylvester's matrix S of order 2^m: n = core * 2^m, and the core is
-1 or, for an n that is no power of two, Paley's of order p + 1 with a prime p = 3 mod 4 (12 for 6144 = 12 * 512).
+H = C (x) S is the Kronecker product of a core C and Sylvester's matrix S of order 2^m: n = core * 2^m. The core is 1,
+or for an n that is no power of two Paley's: of order q + 1 (q = 3 mod 4) or 2 (q + 1) (q = 1 mod 4), q being a prime or
+the square of one. 6144 = 12 * 512, 576 = 36 * 16, 7168 = 28 * 256: every multiple of 4 up to 64 has one.
 
-Source: QuaRot (arXiv 2404.00456); R. E. A. C. Paley, On orthogonal matrices (1933), first construction.
+Source: QuaRot (arXiv 2404.00456); R. E. A. C. Paley, On orthogonal matrices (1933).
 """
 
 from __future__ import annotations
@@ -36,11 +37,27 @@ class Hadamard(NamedTuple):
 
 def core_order(n: int) -> int:
     """Order of the core of the Hadamard matrix of size `n`: 1, or a multiple of 4 that is no power of two."""
-    odd = n
-    while odd % 2 == 0:
-        odd //= 2
-    order = 1 if odd == 1 else 4 * odd
-    p = order - 1
-    if n % order or (order > 1 and any(p % d == 0 for d in range(2, math.isqrt(p) + 1))):
-        raise KernelInputError(f"no Hadamard matrix of size {n}")
-    return order
+    odd = n // (n & -n)
+    if odd == 1:
+        return 1
+    order = 4 * odd
+    while n % order == 0:
+        if paley(order) is not None:
+            return order
+        order *= 2
+    raise KernelInputError(f"no Hadamard matrix of size {n}")
+
+
+def paley(order: int) -> tuple[int, int, bool] | None:
+    """(p, exponent, doubled) of Paley's matrix: q = p^exponent, `order` is q + 1 or, doubled, 2 (q + 1); or None."""
+    if order % 4:
+        return None
+    for q, remainder, doubled in ((order - 1, 3, False), (order // 2 - 1, 1, True)):
+        for p, exponent in ((q, 1), (math.isqrt(q), 2)):
+            if q % 4 == remainder and p**exponent == q and _is_prime(p):
+                return p, exponent, doubled
+    return None
+
+
+def _is_prime(p: int) -> bool:
+    return p > 1 and all(p % divisor for divisor in range(2, math.isqrt(p) + 1))
