@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,13 @@ from glm5_ascend.cli.command import Output, add_command
 from glm5_ascend.demo_model.resources import DemoModel
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 from glm5_ascend.options import Argument, StrPath
+
+#: The model's folder in the demo's.
+FOLDERS = {DemoModel.GLM5: "glm5-demo", DemoModel.FLASH: "flash-demo", DemoModel.SMOLLM2: "smollm2-demo"}
+#: Windows of 128 tokens that are compared with the source; GLM-5's demo answers instead.
+WINDOWS = {DemoModel.FLASH: "20", DemoModel.SMOLLM2: "8"}
+#: What a person would ask SmolLM2.
+QUESTIONS = ("What is the capital of France?", "Why do leaves fall in autumn?", "Write two lines about the sea.")
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,13 @@ class DemoOptions:
     directory: Annotated[
         StrPath, Argument("[DIR]", "Directory for model and checkpoint; an earlier demo in it is replaced.")
     ] = Path("glm5-demo")
-    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5, or glm-5.3-flash: not served, but evaluated.")] = (
+    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5, smollm2, or glm-5.3-flash: not served, but evaluated.")] = (
         DemoModel.GLM5
     )
 
 
 def register(app: typer.Typer) -> None:
-    add_command(app, "demo", run, "demo", "demo work/demo", "demo work/demo glm-5.3-flash")
+    add_command(app, "demo", run, "demo", "demo work/demo", "demo work/demo glm-5.3-flash", "demo work/smollm2 smollm2")
 
 
 def run(options: DemoOptions, output: Output) -> int:
@@ -54,28 +61,33 @@ def run_command(*arguments: str) -> None:
 
 def chat(port: int) -> None:
     """Ask a question that needs thinking, and one that needs a tool."""
-    from glm5_ascend.serve.conversation import ANSWER, THINKING, TOOL_CALL, connect
     from glm5_ascend.serve.smoke import WEATHER
 
-    for question, tools, channel in (
-        ("What is 47 + 38?", [], ANSWER), ("What is the weather in Oslo?", [WEATHER], TOOL_CALL)
-    ):  # fmt: skip
-        print(f"\nuser      {question}" + ("   (it may call get_weather)" if tools else ""))
-        conversation = connect(f"http://127.0.0.1:{port}")
-        conversation.tools = tools  # greedy: its generation_config.json says so
-        texts = dict.fromkeys((THINKING, ANSWER, TOOL_CALL), "")
-        for piece in conversation.ask(question):
-            texts[piece.channel] += piece.text
-        print(f"thinking  {texts[THINKING].strip()}")
-        if not texts[channel].strip():
-            raise CheckFailedError(f"no {channel}, the model said {texts[ANSWER]!r}", "see the server's log")
-        print(f"{channel:<9} {texts[channel].strip()}")
+    converse(port, "What is 47 + 38?")
+    converse(port, "What is the weather in Oslo?", WEATHER)
+
+
+def converse(port: int, question: str, *tools: dict[str, Any]) -> None:
+    """Ask one question, which must be answered, or lead to a call where a tool is offered."""
+    from glm5_ascend.serve.conversation import ANSWER, THINKING, TOOL_CALL, connect
+
+    print(f"\nuser      {question}" + ("   (it may call get_weather)" if tools else ""))
+    conversation = connect(f"http://127.0.0.1:{port}")
+    conversation.tools = list(tools)  # greedy: its generation_config.json says so
+    texts = dict.fromkeys((THINKING, ANSWER, TOOL_CALL), "")
+    for piece in conversation.ask(question):
+        texts[piece.channel] += piece.text
+    channel = TOOL_CALL if tools else ANSWER
+    if thoughts := texts[THINKING].strip():
+        print(f"thinking  {thoughts}")
+    if not texts[channel].strip():
+        raise CheckFailedError(f"no {channel}, the model said {texts[ANSWER]!r}", "see the server's log")
+    print(f"{channel:<9} {texts[channel].strip()}")
 
 
 def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     """Run all steps in `directory`, which must be empty or contain an earlier demo only."""
-    flash = name is DemoModel.FLASH
-    model = directory / ("flash-demo" if flash else "glm5-demo")
+    model = directory / FOLDERS[name]
     quantized = directory / f"{model.name}-w4a8"
     if directory.is_dir() and {p.name for p in directory.iterdir()} - {model.name, quantized.name, "serve.log"}:
         raise OutputError(
@@ -85,11 +97,13 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for old in (model, quantized):
         shutil.rmtree(old, ignore_errors=True)
-    run_command("demo-model", str(model), *([name] if flash else []))
+    flash = name is DemoModel.FLASH
+    run_command("demo-model", str(model), *([] if name is DemoModel.GLM5 else [name]))
     run_command("quantize", str(model), str(quantized), "--recipe", "flash-w4a8" if flash else "w4a8")
     run_command("verify", str(quantized), "--against", str(model))
+    if windows := WINDOWS.get(name):
+        run_command("eval", str(quantized), "--against", str(model), "--windows", windows, "--window", "128")
     if flash:
-        run_command("eval", str(quantized), "--against", str(model), "--windows", "20", "--window", "128")
         print(f"\nThe W4A8 checkpoint is in {quantized}; vllm-ascend 0.30 loads it on an Atlas.")
         return
     from glm5_ascend.serve.environment import require_cpu_environment
@@ -99,5 +113,9 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     log = directory / "serve.log"
     print(f"\n$ glm5-ascend serve {quantized}     (log: {log})", flush=True)
     with server(quantized, log) as port:
-        chat(port)
+        if name is DemoModel.SMOLLM2:
+            for question in QUESTIONS:
+                converse(port, question)
+        else:
+            chat(port)
     print(f"\nThe W4A8 checkpoint is in {quantized}. Serve it: glm5-ascend serve {quantized}")

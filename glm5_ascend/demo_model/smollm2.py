@@ -51,7 +51,7 @@ def write_smollm2(dst: Path) -> Path:
         write_file(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
         for name, content in (
             ("config.json", config(source.tensors)),
-            ("generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}),
+            ("generation_config.json", {"do_sample": False, "temperature": 0.0, "eos_token_id": 2, "pad_token_id": 2}),
             ("tokenizer.json", _tokenizer(source.metadata)),
             ("tokenizer_config.json", _tokenizer_config()),
         ):

