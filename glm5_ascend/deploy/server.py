@@ -114,7 +114,7 @@ def server_command(
 
 
 def following_template(role: Role, directory: Path) -> Role:
-    """The role without parsers of what the chat template never writes: glm45 takes all text up to </think> for thoughts."""
+    """The role without parsers of what the chat template never writes: glm45 would take every answer for thoughts."""
     path = directory / TEMPLATE
     if not path.is_file():
         return role

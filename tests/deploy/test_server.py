@@ -51,9 +51,25 @@ def test_a_damaged_shard_is_named(content: bytes, message: str, directory: Path)
 def test_defaults(directory: Path) -> None:
     _, argv = build_command(directory, [])
     assert argv[:5] == [sys.executable, "-m", "glm5_ascend.serve.vllm_command", "serve", str(directory)]
-    expected = {"--host": "127.0.0.1", "--port": "8000", "--max-model-len": "202752", "--tool-call-parser": "glm47"}
+    expected = {"--host": "127.0.0.1", "--port": "8000", "--max-model-len": "202752"}
     assert {flag: value_of(argv, flag) for flag in expected} == expected
-    assert "--enable-auto-tool-choice" in argv and "--quantization" not in argv
+    assert "--enable-prefix-caching" in argv and "--quantization" not in argv
+
+
+@pytest.mark.parametrize(
+    ("template", "parsers"),
+    [
+        ("{{ messages[0].content }}", []),
+        ("<think>{{ messages[0].content }}", ["--reasoning-parser"]),
+        ("<think><tool_call>{{ messages }}", ["--reasoning-parser", "--tool-call-parser", "--enable-auto-tool-choice"]),
+    ],
+)
+def test_parsers_follow_the_template(template: str, parsers: list[str], directory: Path) -> None:
+    """A model that never thinks: with the parser of thoughts its answers would all be empty."""
+    (directory / "chat_template.jinja").write_text(template)
+    argv = build_command(directory, [])[1]
+    every = ("--reasoning-parser", "--tool-call-parser", "--enable-auto-tool-choice")
+    assert [flag for flag in every if flag in argv] == parsers
 
 
 def test_a_quantized_checkpoint_is_served_as_one(tiny_w4a8: Path) -> None:
