@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # torch's CPU build is taken from what pip is configured with, else from PyTorch's index: TORCH_CPU_INDEX names another
 # one, TORCH_CPU_INDEX= forbids it.
 DEMO ?= work/demo
+LIBRARY := kernels/glm5_kernels/libglm5_kernels.so
 
 KERNEL_TOOLS ?= work/kernel-tools
 EMULATED ?= work/aarch64
@@ -13,7 +14,7 @@ NEWEST ?= work/newest
 COVERAGE ?= --cov=glm5_ascend --cov=glm5_kernels --cov-report=term:skip-covered
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help install-cpu install-dev constraints demo test test-all test-contract test-aarch64 test-newest prove-kernels lint style bench build clean
+.PHONY: help kernels install-cpu install-dev constraints demo test test-all test-contract test-aarch64 test-newest prove-kernels lint style bench build clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
@@ -25,15 +26,23 @@ help:
 	@echo "make prove-kernels  the Triton kernels on three levels, as a table (compilers from PyPI)"
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
+	@echo "make kernels      the C++ kernels of this checkout, after a change in kernels/csrc"
 	@echo "make install-cpu  vLLM on this CPU, in the order that works, into $(VENV)"
 
 # One script, so that an installed wheel has it too: checks where torch's CPU build comes from, then installs the rest.
-$(VENV)/.cpu: pyproject.toml deploy/install_cpu.py deploy/constraints.txt
+$(VENV)/.cpu: pyproject.toml setup.py deploy/install_cpu.py deploy/constraints.txt
 	$(PYTHON) deploy/install_cpu.py $(VENV)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu
+$(VENV)/.dev: $(VENV)/.cpu $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --constraint deploy/constraints.txt -e ".[dev]"
+	@touch $@
+
+# The compiled kernels of this checkout, again when a source has changed.
+kernels: $(LIBRARY)
+
+$(LIBRARY): $(VENV)/.cpu $(wildcard kernels/csrc/* kernels/csrc/*/*)
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 install-cpu: $(VENV)/.cpu
@@ -45,7 +54,7 @@ constraints: $(VENV)/.dev
 
 install-dev: $(VENV)/.dev
 
-demo: $(VENV)/.cpu
+demo: $(LIBRARY)
 	$(BIN)/glm5-ascend demo $(DEMO)
 
 # Levels; none runs what another one runs.
@@ -80,7 +89,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.cpu
+bench: $(LIBRARY)
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/report_fidelity.py
 
 build: $(VENV)/.dev

@@ -31,10 +31,15 @@ IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
 #: Where an implementation is: the module for an op's folder, which holds a function named like the op.
 _MODULES = {
     "reference": "glm5_kernels.{}.reference",
-    "cpu": "glm5_kernels.compiled.{}",
+    "cpu": "glm5_kernels.native.{}",
     "npu": "glm5_kernels.ascend.{}",
     "triton": "glm5_kernels.ascend.triton.{}",
 }
+#: Folders of ops that are still compiled by numba.
+_BY_NUMBA = {
+    "lightning_indexer", "sparse_flash_attention", "mla_preprocess", "indexer_preprocess", "v_up_proj", "int8_linear",
+    "w4a8_moe", "hadamard", "weight_rounding", "gptq",
+}  # fmt: skip
 #: The implementations of each op.
 OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
@@ -167,7 +172,9 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation; it takes the op's operands and checks them against the contract."""
     from glm5_kernels.contract import checked
 
-    module = import_module(_MODULES[implementation].format(FOLDERS.get(op, op)))
+    folder = FOLDERS.get(op, op)
+    name = "glm5_kernels.compiled.{}" if implementation == "cpu" and folder in _BY_NUMBA else _MODULES[implementation]
+    module = import_module(name.format(folder))
     return checked(contract(op), getattr(module, op))
 
 

@@ -1,0 +1,78 @@
+// Tasks of an op on OpenMP's threads, and memory that lasts for one call.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "glm5_kernels.h"
+
+namespace glm5::GLM5_SET {
+
+// Bytes that a thread reads at a time, at least: fewer are read sooner than another thread has begun.
+constexpr int64_t kLeastBytes = 1 << 17;
+constexpr int64_t kRunsPerThread = 16;  // so that all threads end at about the same time
+
+// std's templates are left out: the linker would keep one copy of each, compiled for any of the instruction sets.
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// The threads that an op may use: torch's number, as OpenMP keeps it.
+inline int max_threads() {
+#if defined(_OPENMP)
+  return omp_in_parallel() ? 1 : omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+// work(first, last, thread) for runs of the tasks 0 .. tasks, at least `grain` at a time; thread < max_threads().
+// One run is done by the caller without a parallel region. `work` must not throw.
+template <class Work>
+void parallel_for(int64_t tasks, int64_t grain, const Work& work) {
+  const int threads = max_threads();
+  grain = max(max(grain, tasks / (kRunsPerThread * threads)), 1);
+  const int64_t runs = ceil_div(tasks, grain);
+#if defined(_OPENMP)
+  if (threads > 1 && runs > 1) {
+    const int team = static_cast<int>(min(threads, runs));
+#pragma omp parallel for schedule(dynamic) num_threads(team)
+    for (int64_t run = 0; run < runs; ++run) work(run * grain, min(run * grain + grain, tasks), omp_get_thread_num());
+    return;
+  }
+#endif
+  if (tasks) work(int64_t{0}, tasks, 0);
+}
+
+// Uninitialised array on a cache line, freed with its scope; throws std::bad_alloc.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new(bytes(size), kAlignment))) {}
+  ~Buffer() { ::operator delete(data_, kAlignment); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  operator T*() const { return data_; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  static size_t bytes(int64_t size) { return static_cast<size_t>(max(size, 1)) * sizeof(T); }
+  T* data_;
+};
+
+// The code of a call whose scratch could not be allocated; every exported op is such a call.
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
+}  // namespace glm5::GLM5_SET

@@ -1,0 +1,45 @@
+// Rows of fp32 or bf16 in memory, read and written as fp32 lanes.
+#pragma once
+#include "glm5_kernels.h"
+#include "simd/lanes.h"
+
+namespace glm5::GLM5_SET {
+
+// An element type in memory: its size, and sixteen elements as fp32 lanes from and to element `index` of an array.
+struct Fp32 {
+  static constexpr int64_t kBytes = 4;
+  static GLM5_INLINE F32x16 load(const void* p, int64_t index) {
+    return F32x16::load(static_cast<const float*>(p) + index);
+  }
+  static GLM5_INLINE void store(void* p, int64_t index, F32x16 x) { x.store(static_cast<float*>(p) + index); }
+  static GLM5_INLINE F32x16 rounded(F32x16 x) { return x; }
+};
+struct Bf16 {
+  static constexpr int64_t kBytes = 2;
+  static GLM5_INLINE F32x16 load(const void* p, int64_t index) {
+    return F32x16::load_bf16(static_cast<const uint16_t*>(p) + index);
+  }
+  static GLM5_INLINE void store(void* p, int64_t index, F32x16 x) { store_bf16(static_cast<uint16_t*>(p) + index, x); }
+  static GLM5_INLINE F32x16 rounded(F32x16 x) { return rounded_to_bf16(x); }
+};
+
+// work(Fp32{}) or work(Bf16{}), as dtype says.
+template <class Work>
+void with_floats(int64_t dtype, const Work& work) {
+  if (dtype == kFp32)
+    work(Fp32{});
+  else
+    work(Bf16{});
+}
+
+// The address of row `row`.
+template <class Element>
+GLM5_INLINE const char* row_of(const void* base, int64_t pitch, int64_t row) {
+  return static_cast<const char*>(base) + Element::kBytes * pitch * row;
+}
+template <class Element>
+GLM5_INLINE char* row_of(void* base, int64_t pitch, int64_t row) {
+  return static_cast<char*>(base) + Element::kBytes * pitch * row;
+}
+
+}  // namespace glm5::GLM5_SET
