@@ -25,6 +25,14 @@ const char* glm5_instruction_sets();
 int GLM5_NAME(rms_norm)(const void* x, int64_t x_pitch, const void* residual, int64_t residual_pitch,
                         const void* weight, int64_t tokens, int64_t columns, int64_t dtype, float eps, void* out,
                         void* total);
+
+// y [tokens, rows] in y_dtype <- x [tokens, k] in x_dtype, quantized, times weight int8 [rows, k] transposed, times
+// scales fp32 [rows]. Rows of x have a scale each, max|x| / 127; or, with the addresses of input_scale and
+// input_offset, are round(x / input_scale + input_offset), and bias int32 [rows] is added to the sums.
+int GLM5_NAME(int8_linear)(const void* x, int64_t x_pitch, int64_t x_dtype, int64_t tokens, int64_t k,
+                           const int8_t* weight, int64_t weight_pitch, int64_t rows, const float* scales,
+                           const float* input_scale, const float* input_offset, const int32_t* bias, void* y,
+                           int64_t y_dtype);
 #endif
 }
 #pragma GCC visibility pop

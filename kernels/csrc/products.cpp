@@ -1,4 +1,5 @@
 // The exported ops around linear layers and experts, for one instruction set.
+#include "int8_linear.h"
 #include "rms_norm.h"
 
 using namespace glm5::GLM5_SET;
@@ -8,4 +9,14 @@ int GLM5_NAME(rms_norm)(const void* x, int64_t x_pitch, const void* residual, in
                         void* total) {
   return guarded(
       [&] { rms_norm(x, x_pitch, residual, residual_pitch, weight, tokens, columns, dtype, eps, out, total); });
+}
+
+int GLM5_NAME(int8_linear)(const void* x, int64_t x_pitch, int64_t x_dtype, int64_t tokens, int64_t k,
+                           const int8_t* weight, int64_t weight_pitch, int64_t rows, const float* scales,
+                           const float* input_scale, const float* input_offset, const int32_t* bias, void* y,
+                           int64_t y_dtype) {
+  return guarded([&] {
+    int8_linear(x, x_pitch, x_dtype, tokens, k, weight, weight_pitch, rows, scales, input_scale, input_offset, bias, y,
+                y_dtype);
+  });
 }

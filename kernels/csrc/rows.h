@@ -23,6 +23,21 @@ struct Bf16 {
   static GLM5_INLINE F32x16 rounded(F32x16 x) { return rounded_to_bf16(x); }
 };
 
+// Elements index .. index + count of an array, count < 16, and zeros behind them.
+template <class Element>
+GLM5_INLINE F32x16 load_some(const void* p, int64_t index, int64_t count) {
+  char copy[kLanes * Element::kBytes] = {};
+  __builtin_memcpy(copy, static_cast<const char*>(p) + Element::kBytes * index,
+                   static_cast<size_t>(Element::kBytes * count));
+  return Element::load(copy, 0);
+}
+template <class Element>
+GLM5_INLINE void store_some(void* p, int64_t index, int64_t count, F32x16 x) {
+  char copy[kLanes * Element::kBytes];
+  Element::store(copy, 0, x);
+  __builtin_memcpy(static_cast<char*>(p) + Element::kBytes * index, copy, static_cast<size_t>(Element::kBytes * count));
+}
+
 // work(Fp32{}) or work(Bf16{}), as dtype says.
 template <class Work>
 void with_floats(int64_t dtype, const Work& work) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #define GLM5_INLINE __attribute__((always_inline)) inline
+#define GLM5_INLINED __attribute__((always_inline))  // behind the arguments of a lambda
 #if defined(__AVX512F__)
 #include "native_avx512.h"
 #elif defined(__AVX2__)
@@ -24,7 +25,24 @@ constexpr int kNatives = kLanes / kNative;
 
 struct I32x16 {
   Ints v[kNatives];
+
+  static GLM5_INLINE I32x16 load(const int32_t* p) {
+    I32x16 r;
+    __builtin_memcpy(&r, p, sizeof r);
+    return r;
+  }
+  GLM5_INLINE void store(int32_t* p) const { __builtin_memcpy(p, this, sizeof *this); }
 };
+GLM5_INLINE I32x16& operator+=(I32x16& a, I32x16 b) {
+  GLM5_EACH(i) a.v[i] += b.v[i];
+  return a;
+}
+GLM5_INLINE int32_t sum(I32x16 x) {
+  int32_t lanes[kLanes], total = 0;
+  x.store(lanes);
+  for (int32_t lane : lanes) total += lane;
+  return total;
+}
 
 struct F32x16 {
   Floats v[kNatives];
@@ -104,6 +122,11 @@ GLM5_INLINE F32x16 if_number(F32x16 x, F32x16 other) {
 GLM5_INLINE F32x16 to_float(I32x16 x) {
   F32x16 r;
   GLM5_EACH(i) r.v[i] = __builtin_convertvector(x.v[i], Floats);
+  return r;
+}
+GLM5_INLINE F32x16 as_float(I32x16 bits) {
+  F32x16 r;
+  GLM5_EACH(i) r.v[i] = (Floats)bits.v[i];
   return r;
 }
 GLM5_INLINE I32x16 to_int(F32x16 x) {

@@ -1,0 +1,198 @@
+// Exact integer products of int8 rows with few tokens, weights read in the order in which they lie in memory.
+//
+// A thread reads four distant places of memory at once faster than one, because the processor's prefetcher stops at the
+// end of a page of 4 KiB. So a task has sixteen weight rows of each quarter of a block, and a tile one row of each:
+//
+//     block of N rows   | quarter 0 | quarter 1 | quarter 2 | quarter 3 | rest |
+//     task t            |  t*16 ..  |  t*16 ..  |  t*16 ..  |  t*16 ..  |        the last task takes the rest
+//     sums of a token   [16 of quarter 0, 16 of quarter 1, 16 of quarter 2, 16 of quarter 3]
+//
+// In a block of INT4 a line of memory holds two rows, row 2i in the low and row 2i + 1 in the high halves of its bytes.
+#pragma once
+#include <cstring>
+
+#include "parallel.h"
+#if defined(__x86_64__)
+#include "simd/dot_x86.h"
+#else
+#include "simd/dot_neon.h"
+#endif
+
+namespace glm5::GLM5_SET {
+
+constexpr int kStep = 64;              // columns of a step; rows of codes are padded to whole steps with zeros
+constexpr int kLines = 4;              // lines of a tile
+constexpr int kTaskRows = 4 * kLanes;  // weight rows of a task
+constexpr int kTokenBlock = 16;        // tokens that are multiplied at a time: they and a task's rows stay cached
+// Bytes that a tile of four tokens requests its lines ahead, at least: such tokens fill the nearest cache, where the
+// processor's own prefetcher then reads at half of the rate. Tiles of fewer tokens are faster without.
+constexpr int64_t kAhead = 4096;
+
+// The weights [rows, k] of a linear layer or of an expert, int8 or packed INT4; pitch: bytes from line to line.
+struct Block {
+  const uint8_t* base;
+  int64_t pitch;
+  int64_t rows;
+  int64_t k;
+  bool packed;
+};
+
+// `width` rows of a block from `first` on, and as many from each `distance` rows behind; columns of the sums count
+// `runs` times `run` neighbouring rows.
+struct TaskRows {
+  int64_t first, width, distance, runs, run;
+};
+
+inline int64_t tasks_of(const Block& block) {
+  const int64_t quarter = block.rows / kTaskRows;
+  return quarter + (block.rows > quarter * kTaskRows);
+}
+
+inline TaskRows task_rows(int64_t task, int64_t rows) {
+  const int64_t quarter = rows / kTaskRows * kLanes;
+  if (task * kLanes < quarter) return {task * kLanes, kLanes, quarter, kLines, kLanes};
+  const int64_t rest = rows - kLines * quarter, width = round_up(ceil_div(rest, kLines), 2);
+  return {kLines * quarter, width, width, 1, rest};
+}
+
+// step(lines, column of the lines, column of the tokens) for every Dot::kColumns of k columns. The end of a row that is
+// no whole step is copied, because what follows need not be readable.
+template <class Dot, int kCount, bool kRequests, class Step>
+GLM5_INLINE void for_each_step(const uint8_t* const* lines, int64_t k, int64_t ahead, const Step& step) {
+  int64_t column = 0;
+  for (; column + kStep <= k; column += kStep) {
+    if constexpr (kRequests)
+      for (int l = 0; l < kCount; ++l) __builtin_prefetch(lines[l] + column + ahead, 0, 2);
+#pragma GCC unroll 4
+    for (int part = 0; part < kStep; part += Dot::kColumns) step(lines, column + part, column + part);
+  }
+  if (column == k) return;
+  uint8_t copies[kCount][kStep] = {};
+  const uint8_t* ends[kCount];
+  for (int l = 0; l < kCount; ++l) {
+    std::memcpy(copies[l], lines[l] + column, static_cast<size_t>(k - column));
+    ends[l] = copies[l];
+  }
+  for (int part = 0; part < kStep; part += Dot::kColumns) step(ends, part, column + part);
+}
+
+// Where the sums of a tile go: those of token t and line l begin at base[token_pitch * t + line_pitch * l].
+struct TileSums {
+  int32_t* base;
+  int64_t token_pitch, line_pitch;
+};
+
+// sums <- kTokens rows of codes times kCount lines of weights of k columns.
+template <class Dot, int kTokens, int kCount>
+void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+  constexpr int kRows = kCount * Dot::kRows;
+  Words total[kTokens][kRows];
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokens; ++t)
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) total[t][r] = no_sums();
+  for_each_step<Dot, kCount, kTokens == kLines>(
+      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+        Words weights[kRows];
+#pragma GCC unroll 4
+        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTokens; ++t) {
+          const Words codes = Dot::token(x[t] + column);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) total[t][r] = Dot::add(total[t][r], weights[r], codes);
+        }
+      });
+#pragma GCC unroll 4
+  for (int t = 0; t < kTokens; ++t) {
+    int32_t flat[8];
+    const Words none = no_sums();
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; r += 4)
+      store_sums(flat + r, total[t][r], r + 1 < kRows ? total[t][r + 1] : none, r + 2 < kRows ? total[t][r + 2] : none,
+                 r + 3 < kRows ? total[t][r + 3] : none);
+    for (int l = 0; l < kCount; ++l)
+      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
+  }
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
+template <class Dot, int kTokens, int kCount>
+void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+  static_assert(kCount * Dot::kRows == 4);
+  constexpr int kPairs = (kTokens + 1) / 2;
+  Words total[kPairs][2];
+  for (auto& pair : total) pair[0] = pair[1] = no_sums();
+  for_each_step<Dot, kCount, kTokens == kLines>(
+      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+        Words weights[4];
+#pragma GCC unroll 4
+        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPairs; ++p) {
+          const Words first = Dot::token(x[2 * p] + column);
+          const Words second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + column) : first;
+          total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
+          total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
+        }
+      });
+  for (int t = 0; t < kTokens; ++t) {
+    int32_t flat[8];
+    vst1q_s32(flat, total[t / 2][0]);
+    vst1q_s32(flat + 4, total[t / 2][1]);
+    const int32_t rows[4] = {flat[t % 2 * 2], flat[t % 2 * 2 + 1], flat[t % 2 * 2 + 4], flat[t % 2 * 2 + 5]};
+    for (int l = 0; l < kCount; ++l)
+      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
+  }
+}
+#endif
+
+// The same for all four lines of a tile, as many at a time as the registers hold sums of.
+template <class Dot, int kTokens>
+void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  constexpr bool kMatrix = kTokens > 1;
+#else
+  constexpr bool kMatrix = false;
+#endif
+  constexpr int kFit = kMatrix ? 4 / Dot::kRows : kSums / (kTokens * Dot::kRows);
+  constexpr int kCount = kFit >= kLines ? kLines : kFit >= 2 ? 2 : 1;
+  for (int l = 0; l < kLines; l += kCount) {
+    const TileSums some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if constexpr (kMatrix)
+      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+    else
+#endif
+      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+  }
+}
+
+// sums int32 [count, kTaskRows] <- rows of codes times the rows of a task, which count as w + Dot::kZero.
+template <class Dot>
+void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, const TaskRows& rows, int32_t* sums) {
+  const int64_t ahead = max(block.pitch, kAhead), last = block.rows - 1;
+  for (int64_t start = 0; start < count; start += kTokenBlock) {
+    const int64_t stop = min(start + kTokenBlock, count);
+    for (int64_t row = 0; row < rows.width; row += Dot::kRows) {
+      const uint8_t* lines[kLines];
+      for (int l = 0; l < kLines; ++l)  // a row behind the last one is the last one; its sums are not used
+        lines[l] = block.base + block.pitch * (min(rows.first + rows.distance * l + row, last) / Dot::kRows);
+      for (int64_t token = start; token < stop; token += kLines) {
+        const int64_t left = stop - token;
+        const TileSums target{sums + kTaskRows * token + row, kTaskRows, rows.width};
+        if (left == 1)
+          whole_tile<Dot, 1>(x + token, lines, block.k, ahead, target);
+        else if (left == 2)
+          whole_tile<Dot, 2>(x + token, lines, block.k, ahead, target);
+        else if (left == 3)
+          whole_tile<Dot, 3>(x + token, lines, block.k, ahead, target);
+        else
+          whole_tile<Dot, 4>(x + token, lines, block.k, ahead, target);
+      }
+    }
+  }
+}
+
+}  // namespace glm5::GLM5_SET

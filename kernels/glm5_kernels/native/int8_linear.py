@@ -1,0 +1,34 @@
+"""The linear layers in C++: int8 (csrc/int8_linear.h), and unquantized ones."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from glm5_kernels import int8
+from glm5_kernels.int8_linear import reference
+from glm5_kernels.native.library import DTYPES, FLOATS, function
+
+
+def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
+    """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`."""
+    if w.quant_mode == int8.NO_QUANT or w.scale is None:
+        from glm5_kernels.compiled.int8_linear import apply_linear as old
+        return old(x, w, dtype)
+    x = x if x.dtype in FLOATS else x.float()
+    x, weight = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (x, w.weight))
+    scale = w.scale.float().contiguous()
+    fields = (w.input_scale, w.input_offset) if w.quant_mode == int8.PER_TENSOR else ()
+    static = [field.float().contiguous() for field in fields if field is not None]
+    bias = w.quant_bias.contiguous() if static and w.quant_bias is not None else None
+    y = torch.empty(len(x), len(weight), dtype=dtype if dtype in FLOATS else torch.float32)
+    function("int8_linear", "piiiipiipppppi")(
+        x.data_ptr(), x.stride(0), DTYPES[x.dtype], *x.shape, weight.data_ptr(), weight.stride(0), len(weight),
+        scale.data_ptr(), *([field.data_ptr() for field in static] or (None, None)),
+        None if bias is None else bias.data_ptr(), y.data_ptr(), DTYPES[y.dtype],
+    )  # fmt: skip
+    return y.to(dtype)
+
+
+int8_linear = partial(reference.int8_linear, apply=apply_linear)
