@@ -23,6 +23,7 @@ namespace glm5::GLM5_SET {
 constexpr int kStep = 64;              // columns of a step; rows of codes are padded to whole steps with zeros
 constexpr int kLines = 4;              // lines of a tile
 constexpr int kTaskRows = 4 * kLanes;  // weight rows of a task
+constexpr int kGroupTokens = 256;      // tokens, at most, that share the weights a task has read
 constexpr int kTokenBlock = 16;        // tokens that are multiplied at a time: they and a task's rows stay cached
 // Bytes that a tile of four tokens requests its lines ahead, at least: such tokens fill the nearest cache, where the
 // processor's own prefetcher then reads at half of the rate. Tiles of fewer tokens are faster without.

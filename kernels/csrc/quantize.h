@@ -90,32 +90,34 @@ void quantize_rows(const void* x, int64_t x_pitch, int64_t k, const StaticScale*
   });
 }
 
-// (sums + start + bias) * factor * scales of sixteen columns; bias may be null.
-GLM5_INLINE F32x16 scaled(I32x16 sums, int32_t start, float factor, const int32_t* bias, const float* scales) {
-  GLM5_EACH(i) sums.v[i] += start;
-  if (bias) sums += I32x16::load(bias);
-  return to_float(sums) * F32x16::broadcast(factor) * F32x16::load(scales);
+// How the sums of a row of codes become floats: (sums + start + bias) * factor * scales; bias may be null. bias and
+// scales are those of column 0.
+struct Scaling {
+  int32_t start;
+  float factor;
+  const int32_t* bias;
+  const float* scales;
+};
+
+// `count` columns from `column` on, at most sixteen.
+GLM5_INLINE F32x16 scaled(I32x16 sums, const Scaling& by, int64_t column, int64_t count) {
+  GLM5_EACH(i) sums.v[i] += by.start;
+  int32_t bias[kLanes] = {};
+  float scales[kLanes] = {};
+  const bool whole = count >= kLanes;
+  if (!whole) std::memcpy(scales, by.scales + column, static_cast<size_t>(4 * count));
+  if (!whole && by.bias) std::memcpy(bias, by.bias + column, static_cast<size_t>(4 * count));
+  if (by.bias) sums += I32x16::load(whole ? by.bias + column : bias);
+  return to_float(sums) * F32x16::broadcast(by.factor) * F32x16::load(whole ? by.scales + column : scales);
 }
 
-// out[column ..] of a row <- `count` scaled sums; bias and scales are those of column 0.
+// Columns column .. column + count of a row of y <- x.
 template <class Element>
-void scale_row(const int32_t* sums, int64_t count, int32_t start, float factor, const int32_t* bias,
-               const float* scales, int64_t column, void* out) {
-  bias = bias ? bias + column : nullptr;
-  scales += column;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    Element::store(out, column + i,
-                   scaled(I32x16::load(sums + i), start, factor, bias ? bias + i : nullptr, scales + i));
-  if (i < count) {
-    int32_t rest[3][kLanes] = {};
-    const size_t size = static_cast<size_t>(4 * (count - i));
-    std::memcpy(rest[0], sums + i, size);
-    if (bias) std::memcpy(rest[1], bias + i, size);
-    std::memcpy(rest[2], scales + i, size);
-    store_some<Element>(out, column + i, count - i,
-                        scaled(I32x16::load(rest[0]), start, factor, rest[1], reinterpret_cast<float*>(rest[2])));
-  }
+GLM5_INLINE void store_columns(void* y, int64_t column, int64_t count, F32x16 x) {
+  if (count >= kLanes)
+    Element::store(y, column, x);
+  else
+    store_some<Element>(y, column, count, x);
 }
 
 }  // namespace glm5::GLM5_SET

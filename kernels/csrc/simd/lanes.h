@@ -19,6 +19,7 @@
 namespace glm5::GLM5_SET {
 
 constexpr int kLanes = 16;
+constexpr int kTile = 16;  // rows of a tile of AMX, and its columns of 32 bits
 constexpr int kNatives = kLanes / kNative;
 // A loop over the registers of a value, unrolled.
 #define GLM5_EACH(i) _Pragma("GCC unroll 4") for (int i = 0; i < kNatives; ++i)
