@@ -33,6 +33,21 @@ int GLM5_NAME(int8_linear)(const void* x, int64_t x_pitch, int64_t x_dtype, int6
                            const int8_t* weight, int64_t weight_pitch, int64_t rows, const float* scales,
                            const float* input_scale, const float* input_offset, const int32_t* bias, void* y,
                            int64_t y_dtype);
+
+// The weights of experts: blocks of one shape [rows, k] at `bases`, int8 or, `packed`, INT4 with two rows in a byte;
+// pitch: bytes from a line in memory to the next one. scales fp32, one for each row of each expert.
+struct ExpertBlocks {
+  const void* const* bases;
+  int64_t pitch, rows, k, packed;
+  const float* scales;
+};
+
+// out fp32 [tokens, w2.rows] <- sum over the experts of each token of weight * w2 (silu(gate) * up), where gate and up
+// are blocks 2e and 2e + 1 of w13, and activations are quantized per row. ids, weights [tokens, per_token]; negative
+// ids are no experts.
+int GLM5_NAME(w4a8_moe)(const void* x, int64_t x_pitch, int64_t dtype, int64_t tokens, const int64_t* ids,
+                        const float* weights, int64_t per_token, int64_t experts, const ExpertBlocks* w13,
+                        const ExpertBlocks* w2, float* out);
 #endif
 }
 #pragma GCC visibility pop

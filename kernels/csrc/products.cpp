@@ -1,4 +1,5 @@
 // The exported ops around linear layers and experts, for one instruction set.
+#include "experts.h"
 #include "int8_linear.h"
 #include "rms_norm.h"
 
@@ -19,4 +20,10 @@ int GLM5_NAME(int8_linear)(const void* x, int64_t x_pitch, int64_t x_dtype, int6
     int8_linear(x, x_pitch, x_dtype, tokens, k, weight, weight_pitch, rows, scales, input_scale, input_offset, bias, y,
                 y_dtype);
   });
+}
+
+int GLM5_NAME(w4a8_moe)(const void* x, int64_t x_pitch, int64_t dtype, int64_t tokens, const int64_t* ids,
+                        const float* weights, int64_t per_token, int64_t experts, const ExpertBlocks* w13,
+                        const ExpertBlocks* w2, float* out) {
+  return guarded([&] { w4a8_moe(x, x_pitch, dtype, tokens, ids, weights, per_token, experts, *w13, *w2, out); });
 }
