@@ -80,7 +80,7 @@ def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
     """Runs before every op of every layer of a decode step, so it avoids slow calls such as len of a tensor."""
     contract: Any = type(operands)
     sizes = {"1": 1}
-    for name, number, kind, dtypes, names, leading, _ in tensor_specs(contract):
+    for name, number, kind, dtypes, names, leading, written in tensor_specs(contract):
         tensor = operands[number]
         if tensor is None:
             continue
@@ -95,12 +95,19 @@ def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
             raise _wrong_shape(prefix + name, tensor, expected)
         if dtypes and tensor.dtype not in dtypes:
             raise KernelInputError(f"{prefix}{name} is {tensor.dtype}, expected {_DTYPES[kind][0]}")
+        if written and 0 in tensor.stride() and _repeats(tensor):
+            raise KernelInputError(f"{prefix}{name} is written, but its strides {list(tensor.stride())} repeat elements")
         if device is not None and tensor.device != device:
             raise KernelInputError(f"{prefix}{name} is on {tensor.device}, the other arguments are on {device}")
     for name, number in _nested(contract):
         _check(operands[number], f"{name}.", None)
     if hasattr(contract, "rules"):
         operands.rules()
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """True if some elements of an expanded tensor are one in memory."""
+    return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _wrong_shape(name: str, tensor: torch.Tensor, expected: list[str]) -> KernelInputError:

@@ -123,16 +123,20 @@ def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_siz
 
     A position beyond the table, or whose block is negative, has no row: -1. Never reads outside the table.
     """
+    if not block_tables.shape[1]:
+        return torch.full_like(positions, -1)
     block = positions // block_size
     inside = block < block_tables.shape[1]
-    block = block_tables.long().gather(1, block.clamp_max(max(block_tables.shape[1] - 1, 0)))
+    block = block_tables.long().gather(1, block.clamp_max(block_tables.shape[1] - 1))
     rows = block * block_size + positions % block_size
     return torch.where(inside & (block >= 0), rows, -1)
 
 
 def cache_rows(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """cache [num_blocks, block_size, D] (any strides), rows [...] >= 0 -> [..., D]."""
+    """cache [num_blocks, block_size, D] (any strides), rows [...] >= 0 -> [..., D]; zeros of a cache without blocks."""
     block_size = cache.shape[1]
+    if not len(cache):
+        return cache.new_zeros(*rows.shape, cache.shape[2])
     return cache[rows // block_size, rows % block_size]
 
 

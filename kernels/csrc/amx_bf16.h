@@ -1,0 +1,83 @@
+// Products of bf16 by AMX, 32 by 32 sums at a time: four tiles of 16 x 16 sums, two of each operand.
+#pragma once
+
+#if defined(__AMX_BF16__)
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace glm5::GLM5_SET {
+
+// Rows, and columns of 32 bits, of a tile; rows and columns of a product.
+constexpr int kTile = 16, kSide = 2 * kTile;
+
+// Configures eight tiles of 16 rows of 64 bytes for this thread as long as it lives.
+class TileRegisters {
+ public:
+  TileRegisters() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } shape;
+    _tile_loadconfig(&shape);
+  }
+  ~TileRegisters() { _tile_release(); }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+};
+
+// 32 rows of bf16 in two tiles. With two terms the rows are sums; the second term is `term_bytes` after the first.
+struct LeftTiles {
+  const char* rows[2];  // the first row of each tile
+  int64_t pitch[2];     // bytes from row to row
+  int terms = 1;
+  int64_t term_bytes = 0;
+};
+
+// 32 columns of bf16 in two tiles, VNNI-packed: a row holds a pair of bf16 for each of 16 columns.
+struct RightTiles {
+  const char* columns[2];  // the first row of each tile
+  int64_t pitch;           // bytes from row to row
+};
+
+// out fp32 [32, 32], `pitch` bytes from row to row, (+)= left [32, 32 * steps] times right.
+//
+// Of each step the even columns' products are added in order, and the odd ones'; then both to the sum before.
+inline void multiply_tiles(const LeftTiles& left, const RightTiles& right, int64_t steps, bool fresh, float* out,
+                           int64_t pitch) {
+  float* const lower = out + kTile * pitch / 4;
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, out, pitch);
+    _tile_loadd(1, out + kTile, pitch);
+    _tile_loadd(2, lower, pitch);
+    _tile_loadd(3, lower + kTile, pitch);
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    _tile_loadd(6, right.columns[0] + step * kTile * right.pitch, right.pitch);
+    _tile_loadd(7, right.columns[1] + step * kTile * right.pitch, right.pitch);
+    for (int term = 0; term < left.terms; ++term) {
+      const int64_t offset = step * 4 * kTile + term * left.term_bytes;
+      _tile_loadd(4, left.rows[0] + offset, left.pitch[0]);
+      _tile_loadd(5, left.rows[1] + offset, left.pitch[1]);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, out, pitch);
+  _tile_stored(1, out + kTile, pitch);
+  _tile_stored(2, lower, pitch);
+  _tile_stored(3, lower + kTile, pitch);
+}
+
+}  // namespace glm5::GLM5_SET
+
+#endif

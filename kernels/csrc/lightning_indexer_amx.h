@@ -1,0 +1,65 @@
+// Scores of the Lightning Indexer by AMX: 32 keys by 32 heads at a time, keys in place in the cache.
+#pragma once
+#include "amx_bf16.h"
+#include "lightning_indexer_scores.h"
+
+namespace glm5::GLM5_SET {
+#if defined(__AMX_BF16__)
+
+// Heads and blocks of keys in whole tiles.
+inline bool scores_by_amx(const Indexer& op) {
+  return op.by_pairs() && op.heads % kTile == 0 && op.block_size % kTile == 0;
+}
+
+// out[0:8] <- for each of 8 keys, the sum over heads of weights[h] * relu(product).
+// products: [heads / 32, 32, 32], of which the first 8 rows of each block; groups: of 16 heads.
+inline void weigh_heads(const float* products, const float* weights, int64_t groups, float* out) {
+  constexpr int kKeys = 8;
+  F32x16 scores[kKeys];
+  for (auto& score : scores) score = F32x16::zero();
+  for (int64_t group = 0; group < groups; ++group) {
+    const F32x16 weight = F32x16::load(weights + group * kTile);
+    const float* const block = products + group / 2 * kSide * kSide + group % 2 * kTile;
+    for (int key = 0; key < kKeys; ++key)  // NaN stays
+      scores[key] = fma(weight, larger(F32x16::zero(), F32x16::load(block + key * kSide)), scores[key]);
+  }
+  sum_each<kKeys>(scores, out);
+}
+
+// `score_by_vectors` for blocks and heads of whole tiles.
+inline void score_by_amx(const Indexer& op, const IndexerTask& task, int64_t start, int64_t stop, float* scores,
+                         const IndexerScratch& scratch) {
+  const int64_t words = op.words(), lanes = IndexerScratch::lanes(op);
+  const TileRegisters registers;
+  lay_out_heads(op, task, kTile, scratch);
+  for (int64_t first = start; first < stop; first += kSide) {
+    const int64_t count = min(kSide, stop - first);
+    const FoundKeys found(op, task.request, first, count, scratch);
+    prefetch(op.key(task.request, min(first + kAhead, stop - 1)), kSide * op.keys.row_pitch);
+    LeftTiles keys;
+    for (int tile = 0; tile < 2; ++tile) {  // a tile lies in one block; beyond the last key any tile will do
+      keys.rows[tile] = found.rows[tile * kTile < count ? tile * kTile : 0];
+      const bool is_missing = keys.rows[tile] == reinterpret_cast<const char*>(scratch.zeros);
+      keys.pitch[tile] = is_missing ? 0 : op.copies_keys() ? 4 * words : op.keys.row_pitch;
+    }
+    for (int64_t token = task.first; token < task.last; ++token) {
+      const int64_t seen = min(count, op.readable(token) - first), row = token - task.first;
+      if (seen <= 0) continue;
+      for (int64_t head = 0; head < lanes; head += kSide) {
+        const char* const query = reinterpret_cast<const char*>(scratch.query + (row * lanes + head) * words);
+        multiply_tiles(keys, {{query, query + 4 * kTile * words}, 4 * kTile}, words / kTile, true,
+                       scratch.products + head * kSide, 4 * kSide);
+      }
+      float* const out = scores + row * task.pitch() + first;
+      for (int64_t key = 0; key < seen; key += 8)
+        weigh_heads(scratch.products + kSide * key, scratch.weights + row * lanes, op.heads / kTile, out + key);
+      for (int64_t key = 0; found.scaled && key < seen; ++key) out[key] *= found.scale[key];
+    }
+  }
+}
+
+#else
+inline bool scores_by_amx(const Indexer&) { return false; }
+inline void score_by_amx(const Indexer&, const IndexerTask&, int64_t, int64_t, float*, const IndexerScratch&) {}
+#endif
+}  // namespace glm5::GLM5_SET

@@ -1,0 +1,78 @@
+// Rows of tensors [A, B, D], such as a paged cache [num_blocks, block_size, D] or queries [T, heads, D].
+#pragma once
+#include "rows.h"
+#include "simd/shuffle.h"
+
+namespace glm5::GLM5_SET {
+
+// Sixteen int8 as fp32 lanes.
+struct Int8 {
+  static constexpr int64_t kBytes = 1;
+  static GLM5_INLINE F32x16 load(const void* p, int64_t index) {
+    return F32x16::load_int8(static_cast<const int8_t*>(p) + index);
+  }
+};
+
+// work(Fp32{}), work(Bf16{}) or work(Int8{}), as dtype says.
+template <class Work>
+GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
+  if (dtype == kFp32)
+    work(Fp32{});
+  else if (dtype == kBf16)
+    work(Bf16{});
+  else
+    work(Int8{});
+}
+
+// Row (a, b) begins at base + a * block_pitch + b * row_pitch bytes.
+struct Rows {
+  const char* base;
+  int64_t block_pitch, row_pitch, dtype;
+
+  // Pitches in elements.
+  Rows(const void* rows, int64_t block, int64_t row, int64_t dtype)
+      : base(static_cast<const char*>(rows)), block_pitch(block), row_pitch(row), dtype(dtype) {
+    const int64_t size = dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1;
+    block_pitch *= size;
+    row_pitch *= size;
+  }
+  const char* at(int64_t a, int64_t b) const { return base + a * block_pitch + b * row_pitch; }
+  char* writable(int64_t a, int64_t b) const { return const_cast<char*>(at(a, b)); }
+};
+
+// out fp32 [dims] <- a row of dtype; dims is a multiple of 16.
+inline void load_row(const void* row, int64_t dtype, int64_t dims, float* out) {
+  with_elements(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) decltype(element)::load(row, i).store(out + i);
+  });
+}
+// out fp32 or bf16, as dtype says, <- an fp32 row [dims]; dims is a multiple of 16.
+inline void store_row(const float* row, int64_t dtype, int64_t dims, void* out) {
+  with_floats(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) decltype(element)::store(out, i, F32x16::load(row + i));
+  });
+}
+
+// Prefetches `bytes` bytes: selected rows are scattered, so no hardware prefetcher finds them.
+GLM5_INLINE void prefetch(const void* address, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i, 0, 2);
+}
+
+// out fp32 [dims, 16], `pitch` fp32 from row to row, <- sixteen rows [dims] transposed, each `skipped` bytes after its
+// address; dims is a multiple of 16. Pairs of bf16 move like an fp32.
+template <class Element>
+inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, float* out, int64_t pitch) {
+  for (int64_t i = 0; i < dims; i += kLanes) {
+    F32x16 x[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) x[lane] = Element::load(rows[lane] + skipped, i);
+    transpose(x);
+    for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
+  }
+}
+inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, int64_t dtype, float* out,
+                           int64_t pitch) {
+  with_elements(dtype,
+                [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
+}
+
+}  // namespace glm5::GLM5_SET

@@ -1,0 +1,137 @@
+// Sparse Flash Attention: operands, and what its two ways of computing share.
+//
+// A token's selected rows come in tiles. With the keys k_j = [ckv_j, kpe_j] of a tile, for every head with query q:
+//
+//     s_j = scale * q . k_j
+//     m'  = max(m, max_j s_j),  p_j = exp(s_j - m')
+//     l'  = l * exp(m - m') + sum_j p_j
+//     o'  = o * exp(m - m') + sum_j p_j * ckv_j
+//
+// from m = -inf, l = 0, o = 0 on; after the last tile out = o / l and lse = m + log(l).
+#pragma once
+#include <math.h>
+
+#include "arena.h"
+#include "exponential.h"
+#include "paged_rows.h"
+#include "panel.h"
+
+namespace glm5::GLM5_SET {
+
+// Latents that share a scale in a packed row: int8 [rank], bf16 [rope], fp32 [rank / 128].
+constexpr int64_t kPerScale = 128;
+
+struct Attention {
+  Rows nope, pe;                // (token, head), [rank] and [rope]
+  Rows ckv, kpe;                // (block, offset), of one dtype; where ckv is int8, both lie in packed rows
+  const int32_t* topk_indices;  // [tokens, topk]
+  const int64_t *request, *visible;  // [tokens]
+  const int32_t* block_table;        // [requests, max_blocks]
+  int64_t tokens, heads, rank, rope, topk, max_blocks, block_size;
+  float scale;
+  bool round_probs;  // to bf16, before they multiply the values
+  Rows out;          // (token, head), [rank]
+  float* lse;        // [tokens, heads]
+
+  bool packed() const { return ckv.dtype == kInt8; }
+  bool bf16_queries() const { return nope.dtype == kBf16 && pe.dtype == kBf16; }
+};
+
+// Some neighbouring heads of a token.
+struct AttentionTask {
+  int64_t token, first_head, heads;
+};
+
+// Divides the heads so that few tokens have a task for each thread, each of whole units but the last.
+struct HeadGroups {
+  int64_t heads, per_token;
+
+  HeadGroups(const Attention& op, int64_t unit) {
+    const int64_t groups = max(1, min(ceil_div(max_threads(), op.tokens), op.heads / unit));
+    heads = ceil_div(op.heads, groups * unit) * unit;
+    per_token = ceil_div(op.heads, heads);
+  }
+  AttentionTask task(const Attention& op, int64_t index) const {
+    const int64_t first = index % per_token * heads;
+    return {index / per_token, first, min(heads, op.heads - first)};
+  }
+};
+
+// The addresses of a token's selected rows, and the sums of its heads so far.
+struct AttentionSums {
+  int64_t heads, pitch;  // heads with padding; of a row of mixed
+  float *mixed;          // [heads, pitch], the weighted sum of values
+  float *peak, *total, *factor;  // [heads], of the softmax
+  const char **ckv, **kpe;       // [topk + kStep]
+
+  AttentionSums(Arena& arena, const Attention& op, int64_t heads, int64_t pitch)
+      : heads(heads), pitch(pitch),
+        mixed(arena.take<float>(heads * pitch)),
+        peak(arena.take<float>(heads)),
+        total(arena.take<float>(heads)),
+        factor(arena.take<float>(heads)),
+        ckv(arena.take<const char*>(op.topk + kStep)),
+        kpe(arena.take<const char*>(op.topk + kStep)) {}
+
+  void clear() const {
+    fill(peak, heads, -kInfinity);
+    fill(total, heads, 0.0f);
+  }
+};
+
+// sums.ckv and kpe <- the addresses of a token's first `most` selected rows; their number. The last one is repeated up
+// to a multiple of kStep: padding must be a row that was written.
+inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, const AttentionSums& sums) {
+  const int32_t *indices = op.topk_indices + token * op.topk, *blocks = op.block_table + op.request[token] * op.max_blocks;
+  const int64_t visible = op.visible[token], entries = min(min(most, op.topk), visible);
+  int64_t count = 0;
+  for (int64_t column = 0; column < entries; ++column) {
+    const int64_t position = indices[column];
+    if (position < 0) break;  // the first negative entry ends the list
+    const int64_t index = position / op.block_size;
+    if (position >= visible || index >= op.max_blocks || blocks[index] < 0) continue;
+    sums.ckv[count] = op.ckv.at(blocks[index], position - index * op.block_size);
+    sums.kpe[count++] = op.kpe.at(blocks[index], position - index * op.block_size);
+  }
+  for (int64_t key = count; count && key < round_up(count, kStep); ++key) {
+    sums.ckv[key] = sums.ckv[count - 1];
+    sums.kpe[key] = sums.kpe[count - 1];
+  }
+  return count;
+}
+
+// Prefetches the selected rows start..stop.
+inline void prefetch_rows(const Attention& op, int64_t start, int64_t stop, const AttentionSums& sums) {
+  const int64_t size = op.ckv.dtype == kFp32 ? 4 : op.ckv.dtype == kBf16 ? 2 : 1;
+  for (int64_t key = start; key < stop; ++key) {
+    prefetch(sums.ckv[key], op.rank * size);
+    prefetch(sums.kpe[key], op.rope * (op.packed() ? 2 : size));
+  }
+}
+
+// out <- bf16(int8 * scale), as fp32 or bf16: the latents of a packed row whose rotated part begins at `kpe`.
+template <class Element>
+inline void unpack_latents(const Attention& op, const char* ckv, const char* kpe, void* out) {
+  const char* const scales = kpe + 2 * op.rope;  // any alignment
+  for (int64_t run = 0; run < op.rank / kPerScale; ++run) {
+    float scale;
+    std::memcpy(&scale, scales + 4 * run, sizeof scale);
+    for (int64_t i = run * kPerScale; i < (run + 1) * kPerScale; i += kLanes)
+      Element::store(out, i, rounded_to_bf16(Int8::load(ckv, i) * F32x16::broadcast(scale)));
+  }
+}
+
+// Normalises and stores the sums of a task that read `count` rows, and the logarithms.
+inline void store_sums(const Attention& op, const AttentionTask& task, int64_t count, const AttentionSums& sums) {
+  for (int64_t head = 0; head < task.heads; ++head) {
+    float* const row = sums.mixed + head * sums.pitch;
+    const F32x16 total = F32x16::broadcast(sums.total[head]);
+    for (int64_t i = 0; i < op.rank; i += kLanes)
+      (count ? F32x16::load(row + i) / total : F32x16::zero()).store(row + i);
+    store_row(row, op.out.dtype, op.rank, op.out.writable(task.token, task.first_head + head));
+    op.lse[task.token * op.heads + task.first_head + head] =
+        count ? sums.peak[head] + logf(sums.total[head]) : kInfinity;
+  }
+}
+
+}  // namespace glm5::GLM5_SET

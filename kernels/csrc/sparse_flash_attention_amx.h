@@ -1,0 +1,197 @@
+// Sparse Flash Attention by AMX: tiles of 128 keys, scores and softmax with heads in columns.
+//
+//     scores [keys, heads]  = keys [keys, dims] x query [dims, heads]
+//     probabilities         : columns of scores, as pairs of bf16 of two keys, transposed to rows of heads
+//     mixed [heads, rank]  += probabilities [heads, keys] x values [keys, rank]
+//
+// Probabilities that are not rounded are the sums of two bf16. The next tile's rows are not prefetched: on Sapphire
+// Rapids that took a tenth longer, in decode and prefill.
+#pragma once
+#include "amx_bf16.h"
+#include "sparse_flash_attention.h"
+
+namespace glm5::GLM5_SET {
+#if defined(__AMX_BF16__)
+
+// bf16 queries of more than a few heads, in whole sides.
+inline bool attends_by_amx(const Attention& op) {
+  const bool keys = op.ckv.dtype == kBf16 || op.packed();
+  return op.bf16_queries() && keys && op.heads > kFewRows && op.rank % kSide == 0 && op.rope % kSide == 0;
+}
+
+// Memory of a thread; H heads in whole sides, R = rank, D = rank + rope. Rows of pairs and mixed are longer than needed:
+// a power of two apart they would share sets of a cache.
+struct AmxTile : AttentionSums {
+  static constexpr int64_t kKeys = 128;  // the more, the fewer times sums are loaded and stored; all fits an L2 cache
+
+  int64_t dims;
+  float* query;      // [H / 16, D / 2, 16] pairs
+  uint16_t* keys;    // [kKeys, D]
+  float* pairs;      // [kKeys / 2, R + 16], the columns of two keys
+  float* scores;     // [kKeys, H], then probabilities as pairs, their rounding errors in every other row
+  float* probs;      // [H, 2, kKeys / 2] pairs, the same transposed
+  uint16_t* unpacked;  // [2, R], of two packed rows
+
+  AmxTile(Arena& arena, const Attention& op, int64_t heads)
+      : AttentionSums(arena, op, heads, op.rank + kLanes),
+        dims(op.rank + op.rope),
+        query(arena.take<float>(heads * dims / 2)),
+        keys(arena.take<uint16_t>(kKeys * dims)),
+        pairs(arena.take<float>(kKeys / 2 * pitch)),
+        scores(arena.take<float>(kKeys * heads)),
+        probs(arena.take<float>(kKeys * heads)),
+        unpacked(arena.take<uint16_t>(2 * op.rank)) {}
+};
+
+// tile.query <- both parts of the query, transposed; the last head is repeated up to whole sides.
+inline void load_query(const Attention& op, const AttentionTask& task, const AmxTile& tile) {
+  for (int64_t first = 0; first < tile.heads; first += kTile)
+    for (const bool latent : {true, false}) {
+      const char* rows[kTile];
+      for (int lane = 0; lane < kTile; ++lane)
+        rows[lane] = (latent ? op.nope : op.pe).at(task.token, task.first_head + min(first + lane, task.heads - 1));
+      float* const target = tile.query + (first * tile.dims + (latent ? 0 : op.rank * kTile)) / 2;
+      transpose_rows(rows, 0, (latent ? op.rank : op.rope) / 2, kFp32, target, kTile);
+    }
+}
+
+// Copies two rows of bf16 [dims] to `even` and `odd`; pairs [dims] <- their columns interleaved. dims % 32 == 0.
+inline void copy_and_pair(const void* first, const void* second, int64_t dims, uint16_t* even, uint16_t* odd,
+                          float* pairs) {
+  uint16_t order[64];
+  for (int i = 0; i < 64; ++i) order[i] = static_cast<uint16_t>(i / 2 + 32 * (i % 2));
+  const __m512i low = _mm512_loadu_si512(order), high = _mm512_loadu_si512(order + 32);
+  for (int64_t i = 0; i < dims; i += 32) {
+    const __m512i a = _mm512_loadu_si512(static_cast<const uint16_t*>(first) + i);
+    const __m512i b = _mm512_loadu_si512(static_cast<const uint16_t*>(second) + i);
+    _mm512_storeu_si512(even + i, a);
+    _mm512_storeu_si512(odd + i, b);
+    _mm512_storeu_si512(pairs + i, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_storeu_si512(pairs + i + kLanes, _mm512_permutex2var_epi16(a, high, b));
+  }
+}
+
+// tile.keys and tile.pairs <- the selected rows from `start` on; the last one is repeated up to `whole` keys.
+inline void gather(const Attention& op, int64_t start, int64_t keys, int64_t whole, const AmxTile& tile) {
+  for (int64_t key = 0; key < whole; key += 2) {
+    uint16_t* const target = tile.keys + key * tile.dims;
+    const void* rows[2];
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = start + min(key + i, keys - 1);
+      rows[i] = tile.ckv[row];
+      if (op.packed()) {
+        unpack_latents<Bf16>(op, tile.ckv[row], tile.kpe[row], tile.unpacked + i * op.rank);
+        rows[i] = tile.unpacked + i * op.rank;
+      }
+      std::memcpy(target + i * tile.dims + op.rank, tile.kpe[row], static_cast<size_t>(2 * op.rope));
+    }
+    copy_and_pair(rows[0], rows[1], op.rank, target, target + tile.dims, tile.pairs + key / 2 * tile.pitch);
+  }
+}
+
+inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
+
+// tile.scores <- query . key, not scaled.
+inline void score_tile(int64_t whole, const AmxTile& tile) {
+  for (int64_t key = 0; key < whole; key += kSide)
+    for (int64_t head = 0; head < tile.heads; head += kSide) {
+      const uint16_t* const keys = tile.keys + key * tile.dims;
+      const float* const query = tile.query + head * tile.dims / 2;
+      multiply_tiles({{bytes_of(keys), bytes_of(keys + kTile * tile.dims)}, {2 * tile.dims, 2 * tile.dims}},
+                     {{bytes_of(query), bytes_of(query + kTile * tile.dims / 2)}, 4 * kTile}, tile.dims / kSide, true,
+                     tile.scores + key * tile.heads + head, 4 * tile.heads);
+    }
+}
+
+// Sixteen columns of scores [whole, pitch], of which `keys` rows count -> unnormalised probabilities. Row 2 i gets those
+// of rows 2 i and 2 i + 1 as pairs; with two terms row 2 i + 1 gets their rounding errors. Peak, total and factor [16].
+inline void softmax_columns(float* scores, int64_t pitch, int64_t keys, int64_t whole, float scale, int terms,
+                            float* peak, float* total, float* factor) {
+  const F32x16 before = F32x16::load(peak);
+  F32x16 highest = before, added = F32x16::zero();
+  for (int64_t key = 0; key < keys; ++key) {
+    const F32x16 x = F32x16::load(scores + key * pitch) * F32x16::broadcast(scale);
+    x.store(scores + key * pitch);
+    highest = larger(highest, x);
+  }
+  for (int64_t key = keys; key < whole; ++key)  // no weight
+    F32x16::broadcast(-kInfinity).store(scores + key * pitch);
+  for (int64_t key = 0; key < whole; key += 2) {
+    float *const even = scores + key * pitch, *const odd = even + pitch;
+    const F32x16 p = exponential(F32x16::load(even) - highest), q = exponential(F32x16::load(odd) - highest);
+    added = added + p + q;
+    const F32x16 rounded_p = rounded_to_bf16(p), rounded_q = rounded_to_bf16(q);
+    paired_bf16(rounded_p, rounded_q).store(even);
+    if (terms == 2) paired_bf16(rounded_to_bf16(p - rounded_p), rounded_to_bf16(q - rounded_q)).store(odd);
+  }
+  const F32x16 shrunk = exponential(before - highest);
+  (F32x16::load(total) * shrunk + added).store(total);
+  highest.store(peak);
+  shrunk.store(factor);
+}
+
+// tile.probs <- unnormalised probabilities; updates peak, total and factor.
+inline void softmax_tile(const Attention& op, int64_t keys, int64_t whole, int terms, const AmxTile& tile) {
+  for (int64_t head = 0; head < tile.heads; head += kTile) {
+    float* const scores = tile.scores + head;
+    softmax_columns(scores, tile.heads, keys, whole, op.scale, terms, tile.peak + head, tile.total + head,
+                    tile.factor + head);
+    for (int term = 0; term < terms; ++term)
+      for (int64_t pair = 0; pair < whole / 2; pair += kLanes) {
+        F32x16 x[kLanes];
+        for (int i = 0; i < kLanes; ++i) x[i] = F32x16::load(scores + (2 * (pair + i) + term) * tile.heads);
+        transpose(x);
+        for (int i = 0; i < kLanes; ++i) x[i].store(tile.probs + (2 * (head + i) + term) * (AmxTile::kKeys / 2) + pair);
+      }
+  }
+}
+
+// tile.mixed += probabilities times values, after the earlier sum is rescaled to the new maximum.
+inline void add_values(const Attention& op, int64_t whole, int terms, bool fresh, const AmxTile& tile) {
+  for (int64_t head = 0; head < tile.heads && !fresh; ++head) {
+    float* const row = tile.mixed + head * tile.pitch;
+    if (tile.factor[head] != 1.0f)
+      for (int64_t i = 0; i < op.rank; i += kLanes)
+        (F32x16::load(row + i) * F32x16::broadcast(tile.factor[head])).store(row + i);
+  }
+  constexpr int64_t kHead = 4 * AmxTile::kKeys;  // bytes of a head's probabilities
+  for (int64_t head = 0; head < tile.heads; head += kSide)
+    for (int64_t column = 0; column < op.rank; column += kSide) {
+      const char* const probs = bytes_of(tile.probs) + kHead * head;
+      const float* const pairs = tile.pairs + column;
+      multiply_tiles({{probs, probs + kTile * kHead}, {kHead, kHead}, terms, kHead / 2},
+                     {{bytes_of(pairs), bytes_of(pairs + kTile)}, 4 * tile.pitch}, whole / kSide, fresh,
+                     tile.mixed + head * tile.pitch + column, 4 * tile.pitch);
+    }
+}
+
+inline void attend_by_amx(const Attention& op) {
+  const HeadGroups groups(op, kSide);
+  const auto make = [&](Arena& arena) { return AmxTile(arena, op, round_up(groups.heads, kSide)); };
+  const PerThread tiles(make);
+  const int terms = op.round_probs ? 1 : 2;
+  parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
+    const AmxTile tile = tiles[thread];
+    const TileRegisters registers;
+    for (int64_t index = first; index < last; ++index) {
+      const AttentionTask task = groups.task(op, index);
+      const int64_t count = select_rows(op, task.token, op.topk, tile);
+      load_query(op, task, tile);
+      tile.clear();
+      for (int64_t start = 0; start < count; start += AmxTile::kKeys) {
+        const int64_t keys = min(AmxTile::kKeys, count - start), whole = round_up(keys, kSide);
+        gather(op, start, keys, whole, tile);
+        score_tile(whole, tile);
+        softmax_tile(op, keys, whole, terms, tile);
+        add_values(op, whole, terms, start == 0, tile);
+      }
+      store_sums(op, task, count, tile);
+    }
+  });
+}
+
+#else
+inline bool attends_by_amx(const Attention&) { return false; }
+inline void attend_by_amx(const Attention&) {}
+#endif
+}  // namespace glm5::GLM5_SET

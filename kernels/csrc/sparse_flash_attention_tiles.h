@@ -1,0 +1,198 @@
+// Sparse Flash Attention by vectors: tiles of 64 keys.
+#pragma once
+#include "sparse_flash_attention.h"
+
+namespace glm5::GLM5_SET {
+
+// Columns that the products take as words of 32 bits: fp32, or two neighbouring bf16.
+struct TileLayout {
+  static constexpr int64_t kKeys = 64;    // of a tile
+  static constexpr int64_t kDepth = 128;  // words of the queries that multiply a tile at a time: with kStep keys 16 KiB
+
+  bool pairs, value_pairs;  // value_pairs: P V multiplies bf16, which is only where P is rounded
+  int64_t latent_words, words;
+
+  explicit TileLayout(const Attention& op)
+      : pairs(kBf16Pairs && op.bf16_queries() && op.ckv.dtype == kBf16 && op.rank % (2 * kLanes) == 0 &&
+              op.rope % (2 * kLanes) == 0),
+        value_pairs(pairs && op.round_probs),
+        latent_words(op.rank / (pairs ? 2 : 1)),
+        words((op.rank + op.rope) / (pairs ? 2 : 1)) {}
+};
+
+// Memory of a thread.
+struct AttentionTile : AttentionSums {
+  float *query;                  // [heads, words]
+  float *keys, *values;          // [kDepth, kStep], transposed; [kKeys, kStep], some columns
+  float *scores;                 // [heads, kKeys]
+  float *latents, *rotated;      // [kKeys, rank], [kKeys, rope], unpacked
+  const char **latent_rows, **rotated_rows;  // [kKeys], their addresses
+
+  AttentionTile(Arena& arena, const Attention& op, const TileLayout& layout, int64_t heads)
+      : AttentionSums(arena, op, heads, op.rank),
+        query(arena.take<float>(heads * layout.words)),
+        keys(arena.take<float>(TileLayout::kDepth * kStep)),
+        values(arena.take<float>(TileLayout::kKeys * kStep)),
+        scores(arena.take<float>(heads * TileLayout::kKeys)),
+        latents(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rank : 0)),
+        rotated(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rope : 0)),
+        latent_rows(arena.take<const char*>(TileLayout::kKeys)),
+        rotated_rows(arena.take<const char*>(TileLayout::kKeys)) {}
+};
+
+
+// tile.query <- both parts of every head's query; zeros after the last head.
+inline void load_query(const Attention& op, const AttentionTask& task, const TileLayout& layout,
+                       const AttentionTile& tile) {
+  const int64_t nope_dtype = layout.pairs ? kFp32 : op.nope.dtype, pe_dtype = layout.pairs ? kFp32 : op.pe.dtype;
+  for (int64_t head = 0; head < task.heads; ++head) {
+    float* const row = tile.query + head * layout.words;
+    load_row(op.nope.at(task.token, task.first_head + head), nope_dtype, layout.latent_words, row);
+    load_row(op.pe.at(task.token, task.first_head + head), pe_dtype, layout.words - layout.latent_words,
+             row + layout.latent_words);
+  }
+  fill(tile.query + task.heads * layout.words, (tile.heads - task.heads) * layout.words, 0.0f);
+}
+
+// tile.latents and rotated <- packed rows start .. start + keys as fp32.
+inline void unpack_rows(const Attention& op, int64_t start, int64_t keys, const AttentionTile& tile) {
+  for (int64_t key = 0; key < keys; ++key) {
+    float *const latents = tile.latents + key * op.rank, *const rotated = tile.rotated + key * op.rope;
+    unpack_latents<Fp32>(op, tile.ckv[start + key], tile.kpe[start + key], latents);
+    load_row(tile.kpe[start + key], kBf16, op.rope, rotated);
+    tile.latent_rows[key] = reinterpret_cast<const char*>(latents);
+    tile.rotated_rows[key] = reinterpret_cast<const char*>(rotated);
+  }
+}
+
+inline void multiply_panel(bool pairs, const float* panel, const float* left, int64_t left_pitch, int64_t rows,
+                           int64_t depth, float* out, int64_t out_pitch) {
+  if (kBf16Pairs && pairs)
+    add_panel<Bf16Pairs>(panel, left, left_pitch, rows, depth, out, out_pitch);
+  else
+    add_panel<Fp32Terms>(panel, left, left_pitch, rows, depth, out, out_pitch);
+}
+
+// tile.scores[:, :keys] <- query . key, not scaled, of whole steps of rows. kStep keys and kDepth words at a time:
+// transposed, they stay in the L1 cache for all heads. The columns of a key are added in order.
+inline void score_tile(const Attention& op, const TileLayout& layout, const char* const* ckv, const char* const* kpe,
+                       int64_t keys, const AttentionTile& tile) {
+  const int64_t dtype = layout.pairs || op.packed() ? kFp32 : op.ckv.dtype, size = dtype == kFp32 ? 4 : 2;
+  fill(tile.scores, tile.heads * TileLayout::kKeys, 0.0f);
+  for (int64_t key = 0; key < keys; key += kStep)
+    for (int64_t word = 0, depth; word < layout.words; word += depth) {
+      const bool latent = word < layout.latent_words;
+      const int64_t first = latent ? word : word - layout.latent_words;
+      depth = min(TileLayout::kDepth, (latent ? layout.latent_words : layout.words) - word);
+      for (int64_t lane = 0; lane < kStep; lane += kLanes)
+        transpose_rows((latent ? ckv : kpe) + key + lane, size * first, depth, dtype, tile.keys + lane, kStep);
+      multiply_panel(layout.pairs, tile.keys, tile.query + word, layout.words, tile.heads, depth, tile.scores + key,
+                     TileLayout::kKeys);
+    }
+}
+
+// row [keys] <- exp(scale * row - peak), rounded to bf16 if `round`, and their sum, whole vectors; peak <- the larger of
+// it and the largest scaled score. A NaN may or may not count for the peak, but makes the sum one.
+inline float exponentiate_row(float* row, int64_t keys, float scale, bool round, float& peak) {
+  F32x16 highest = F32x16::broadcast(-kInfinity);
+  for (int64_t i = 0; i < keys; i += kLanes) {
+    const F32x16 x = F32x16::load(row + i) * F32x16::broadcast(scale);
+    x.store(row + i);
+    highest = larger(highest, x);
+  }
+  const float largest = largest_lane(highest);
+  if (largest > peak) peak = largest;
+  F32x16 sum = F32x16::zero();
+  for (int64_t i = 0; i < keys; i += kLanes) {
+    const F32x16 p = exponential(F32x16::load(row + i) - F32x16::broadcast(peak));
+    sum += p;
+    (round ? rounded_to_bf16(p) : p).store(row + i);
+  }
+  float total;
+  sum_each<1>(&sum, &total);
+  return total;
+}
+
+// Each two neighbours of a row of bf16 numbers in fp32 as one pair, from the row's start on; keys a multiple of 32.
+inline void pair_row(float* row, int64_t keys) {
+  for (int64_t i = 0; i < keys; i += 2 * kLanes) {
+    uint16_t halves[2 * kLanes];
+    store_bf16(halves, F32x16::load(row + i));
+    store_bf16(halves + kLanes, F32x16::load(row + i + kLanes));
+    std::memcpy(row + i / 2, halves, sizeof halves);
+  }
+}
+
+// tile.scores <- unnormalised probabilities of `keys` rows, 0 up to `whole`; the earlier sums are rescaled to the new
+// maximum.
+inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t keys, int64_t whole,
+                         const AttentionTile& tile) {
+  for (int64_t head = 0; head < tile.heads; ++head) {
+    float *const row = tile.scores + head * TileLayout::kKeys, *const mixed = tile.mixed + head * tile.pitch;
+    fill(row + keys, whole - keys, -kInfinity);
+    const float before = tile.peak[head];
+    const float added = exponentiate_row(row, whole, op.scale, op.round_probs, tile.peak[head]);
+    const float factor = expf(before - tile.peak[head]);
+    tile.total[head] = tile.total[head] * factor + added;
+    if (factor != 1.0f)
+      for (int64_t i = 0; i < op.rank; i += kLanes)
+        (F32x16::load(mixed + i) * F32x16::broadcast(factor)).store(mixed + i);
+    if (layout.value_pairs) pair_row(row, whole);
+  }
+}
+
+// tile.mixed += probabilities times values, kStep columns of the rows at a time, which fit the L1 cache.
+inline void add_values(const Attention& op, const TileLayout& layout, const char* const* ckv, int64_t keys,
+                       const AttentionTile& tile) {
+  const bool fp32 = op.packed() || op.ckv.dtype == kFp32;
+  for (int64_t column = 0; column < op.rank; column += kStep) {
+    if (layout.value_pairs)
+      for (int64_t key = 0; key < keys; key += 2)
+        for (int64_t i = 0; i < kStep; i += kLanes)
+          paired_bf16(Bf16::load(ckv[key], column + i), Bf16::load(ckv[key + 1], column + i))
+              .store(tile.values + key / 2 * kStep + i);
+    else
+      for (int64_t key = 0; key < keys; ++key)
+        for (int64_t i = 0; i < kStep; i += kLanes)
+          (fp32 ? Fp32::load(ckv[key], column + i) : Bf16::load(ckv[key], column + i))
+              .store(tile.values + key * kStep + i);
+    multiply_panel(layout.value_pairs, tile.values, tile.scores, TileLayout::kKeys, tile.heads,
+                   layout.value_pairs ? keys / 2 : keys, tile.mixed + column, tile.pitch);
+  }
+}
+
+inline void attend_by_vectors(const Attention& op) {
+  const TileLayout layout(op);
+  const HeadGroups groups(op, kRows);
+  const auto make = [&](Arena& arena) { return AttentionTile(arena, op, layout, round_up(groups.heads, kFewRows)); };
+  const PerThread tiles(make);
+  parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
+    const AttentionTile tile = tiles[thread];
+    for (int64_t index = first; index < last; ++index) {
+      const AttentionTask task = groups.task(op, index);
+      const int64_t next = index + 1 < last ? groups.task(op, index + 1).token : task.token;
+      if (op.request[next] != op.request[task.token])  // in no cache yet
+        prefetch_rows(op, 0, select_rows(op, next, TileLayout::kKeys, tile), tile);
+      const int64_t count = select_rows(op, task.token, op.topk, tile);
+      load_query(op, task, layout, tile);
+      tile.clear();
+      fill(tile.mixed, tile.heads * tile.pitch, 0.0f);
+      for (int64_t start = 0; start < count; start += TileLayout::kKeys) {
+        const int64_t keys = min(TileLayout::kKeys, count - start), whole = round_up(keys, kStep);
+        const char **ckv = tile.ckv + start, **kpe = tile.kpe + start;
+        prefetch_rows(op, start + keys, min(start + 2 * TileLayout::kKeys, count), tile);
+        if (op.packed()) {
+          unpack_rows(op, start, whole, tile);
+          ckv = tile.latent_rows;
+          kpe = tile.rotated_rows;
+        }
+        score_tile(op, layout, ckv, kpe, whole, tile);
+        softmax_tile(op, layout, keys, whole, tile);
+        add_values(op, layout, ckv, whole, tile);
+      }
+      store_sums(op, task, count, tile);
+    }
+  });
+}
+
+}  // namespace glm5::GLM5_SET
