@@ -122,8 +122,7 @@ inline void multiply_groups(const Group* groups, int64_t count, const Pairs& pai
         multiply_task(some, block_of(w13, 2 * group.expert + 1), task, nullptr, scales + width, own,
                       [&](int64_t token, int64_t column, int64_t n, F32x16 up) GLM5_INLINED {
                         float* const target = row(token);
-                        const F32x16 gate =
-                            n >= kLanes ? F32x16::load(target + column) : load_some<Fp32>(target, column, n);
+                        const F32x16 gate = load_columns<Fp32>(target, column, n);
                         store_columns<Fp32>(target, column, n, silu(gate) * up);
                       });
       });

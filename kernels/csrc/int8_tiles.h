@@ -78,20 +78,22 @@ GLM5_INLINE void for_each_step(const uint8_t* const* lines, int64_t k, int64_t a
 }
 
 // Where the sums of a tile go: those of token t and line l begin at base[token_pitch * t + line_pitch * l].
+template <class Total>
 struct TileSums {
-  int32_t* base;
+  Total* base;
   int64_t token_pitch, line_pitch;
 };
 
 // sums <- kTokens rows of codes times kCount lines of weights of k columns.
 template <class Dot, int kTokens, int kCount>
-void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
+          const TileSums<typename Dot::Total>& sums) {
   constexpr int kRows = kCount * Dot::kRows;
-  Words total[kTokens][kRows];
+  typename Dot::Sums total[kTokens][kRows];
 #pragma GCC unroll 4
   for (int t = 0; t < kTokens; ++t)
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) total[t][r] = no_sums();
+    for (int r = 0; r < kRows; ++r) total[t][r] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
       lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Words weights[kRows];
@@ -99,19 +101,19 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
         for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
 #pragma GCC unroll 4
         for (int t = 0; t < kTokens; ++t) {
-          const Words codes = Dot::token(x[t] + column);
+          const auto codes = Dot::token(x[t] + column);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) total[t][r] = Dot::add(total[t][r], weights[r], codes);
         }
       });
 #pragma GCC unroll 4
   for (int t = 0; t < kTokens; ++t) {
-    int32_t flat[8];
-    const Words none = no_sums();
+    typename Dot::Total flat[8];
+    const auto none = Dot::no_sums();
 #pragma GCC unroll 2
     for (int r = 0; r < kRows; r += 4)
-      store_sums(flat + r, total[t][r], r + 1 < kRows ? total[t][r + 1] : none, r + 2 < kRows ? total[t][r + 2] : none,
-                 r + 3 < kRows ? total[t][r + 3] : none);
+      Dot::store_sums(flat + r, total[t][r], r + 1 < kRows ? total[t][r + 1] : none,
+                      r + 2 < kRows ? total[t][r + 2] : none, r + 3 < kRows ? total[t][r + 3] : none);
     for (int l = 0; l < kCount; ++l)
       std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
   }
@@ -120,11 +122,12 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 // The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
 template <class Dot, int kTokens, int kCount>
-void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
+                 const TileSums<int32_t>& sums) {
   static_assert(kCount * Dot::kRows == 4);
   constexpr int kPairs = (kTokens + 1) / 2;
   Words total[kPairs][2];
-  for (auto& pair : total) pair[0] = pair[1] = no_sums();
+  for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
       lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Words weights[4];
@@ -151,16 +154,17 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k,
 
 // The same for all four lines of a tile, as many at a time as the registers hold sums of.
 template <class Dot, int kTokens>
-void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, const TileSums& sums) {
+void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
+                const TileSums<typename Dot::Total>& sums) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-  constexpr bool kMatrix = kTokens > 1;
+  constexpr bool kMatrix = kTokens > 1;  // of int8
 #else
   constexpr bool kMatrix = false;
 #endif
   constexpr int kFit = kMatrix ? 4 / Dot::kRows : kSums / (kTokens * Dot::kRows);
   constexpr int kCount = kFit >= kLines ? kLines : kFit >= 2 ? 2 : 1;
   for (int l = 0; l < kLines; l += kCount) {
-    const TileSums some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
+    const TileSums<typename Dot::Total> some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     if constexpr (kMatrix)
       matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
@@ -170,9 +174,10 @@ void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, 
   }
 }
 
-// sums int32 [count, kTaskRows] <- rows of codes times the rows of a task, which count as w + Dot::kZero.
+// sums [count, kTaskRows] <- rows of codes times the rows of a task; int8 weights count as w + Dot::kZero.
 template <class Dot>
-void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, const TaskRows& rows, int32_t* sums) {
+void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, const TaskRows& rows,
+                   typename Dot::Total* sums) {
   const int64_t ahead = max(block.pitch, kAhead), last = block.rows - 1;
   for (int64_t start = 0; start < count; start += kTokenBlock) {
     const int64_t stop = min(start + kTokenBlock, count);
@@ -181,16 +186,10 @@ void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, co
       for (int l = 0; l < kLines; ++l)  // a row behind the last one is the last one; its sums are not used
         lines[l] = block.base + block.pitch * (min(rows.first + rows.distance * l + row, last) / Dot::kRows);
       for (int64_t token = start; token < stop; token += kLines) {
-        const int64_t left = stop - token;
-        const TileSums target{sums + kTaskRows * token + row, kTaskRows, rows.width};
-        if (left == 1)
-          whole_tile<Dot, 1>(x + token, lines, block.k, ahead, target);
-        else if (left == 2)
-          whole_tile<Dot, 2>(x + token, lines, block.k, ahead, target);
-        else if (left == 3)
-          whole_tile<Dot, 3>(x + token, lines, block.k, ahead, target);
-        else
-          whole_tile<Dot, 4>(x + token, lines, block.k, ahead, target);
+        constexpr decltype(&whole_tile<Dot, 1>) kTiles[] = {whole_tile<Dot, 1>, whole_tile<Dot, 2>, whole_tile<Dot, 3>,
+                                                            whole_tile<Dot, 4>};
+        kTiles[min(stop - token, kLines) - 1](x + token, lines, block.k, ahead,
+                                              {sums + kTaskRows * token + row, kTaskRows, rows.width});
       }
     }
   }

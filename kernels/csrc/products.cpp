@@ -1,5 +1,6 @@
 // The exported ops around linear layers and experts, for one instruction set.
 #include "experts.h"
+#include "head_products.h"
 #include "int8_linear.h"
 #include "rms_norm.h"
 
@@ -27,3 +28,17 @@ int GLM5_NAME(w4a8_moe)(const void* x, int64_t x_pitch, int64_t dtype, int64_t t
                         const ExpertBlocks* w2, float* out) {
   return guarded([&] { w4a8_moe(x, x_pitch, dtype, tokens, ids, weights, per_token, experts, *w13, *w2, out); });
 }
+
+int GLM5_NAME(head_products)(const void* x, int64_t x_dtype, const void* w, int64_t w_dtype, int64_t tokens,
+                             int64_t heads, int64_t n, int64_t r, const int64_t* p, void* out) {
+  const HeadPitches pitch{{p[0], p[1]}, {p[2], p[3]}, {p[4], p[5]}};
+  return guarded([&] { head_products(x, x_dtype, w, w_dtype, tokens, heads, n, r, pitch, out); });
+}
+
+#if defined(__AVX512BF16__)
+int GLM5_NAME(head_products_by_rows)(const void* x, const void* w, int64_t tokens, int64_t heads, int64_t n, int64_t r,
+                                     const int64_t* p, void* out) {
+  const HeadPitches pitch{{p[0], p[1]}, {p[2], p[3]}, {p[4], p[5]}};
+  return guarded([&] { head_products_by_rows(x, w, tokens, heads, n, r, pitch, out); });
+}
+#endif

@@ -111,13 +111,4 @@ GLM5_INLINE F32x16 scaled(I32x16 sums, const Scaling& by, int64_t column, int64_
   return to_float(sums) * F32x16::broadcast(by.factor) * F32x16::load(whole ? by.scales + column : scales);
 }
 
-// Columns column .. column + count of a row of y <- x.
-template <class Element>
-GLM5_INLINE void store_columns(void* y, int64_t column, int64_t count, F32x16 x) {
-  if (count >= kLanes)
-    Element::store(y, column, x);
-  else
-    store_some<Element>(y, column, count, x);
-}
-
 }  // namespace glm5::GLM5_SET

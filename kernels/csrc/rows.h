@@ -38,6 +38,19 @@ GLM5_INLINE void store_some(void* p, int64_t index, int64_t count, F32x16 x) {
   __builtin_memcpy(static_cast<char*>(p) + Element::kBytes * index, copy, static_cast<size_t>(Element::kBytes * count));
 }
 
+// Up to sixteen columns from `column` on of a row in memory.
+template <class Element>
+GLM5_INLINE F32x16 load_columns(const void* row, int64_t column, int64_t count) {
+  return count >= kLanes ? Element::load(row, column) : load_some<Element>(row, column, count);
+}
+template <class Element>
+GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 x) {
+  if (count >= kLanes)
+    Element::store(row, column, x);
+  else
+    store_some<Element>(row, column, count, x);
+}
+
 // work(Fp32{}) or work(Bf16{}), as dtype says.
 template <class Work>
 void with_floats(int64_t dtype, const Work& work) {

@@ -37,7 +37,8 @@ _MODULES = {
 }
 #: Folders of ops that are still compiled by numba.
 _BY_NUMBA = {
-    "mla_preprocess", "v_up_proj", "int8_linear", "w4a8_moe", "weight_rounding", "gptq",
+    "lightning_indexer", "sparse_flash_attention", "mla_preprocess", "indexer_preprocess",
+    "hadamard", "weight_rounding", "gptq",
 }  # fmt: skip
 #: The implementations of each op.
 OPS: dict[str, tuple[str, ...]] = dict.fromkeys(

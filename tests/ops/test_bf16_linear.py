@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from glm5_kernels.compiled import bf16_linear
+from glm5_kernels.native import bf16_linear
 from glm5_kernels.int8 import LinearWeights
 from tests.ops.support.implementations import cpu
 from tests.support.command import ROOT, environment
@@ -17,7 +17,7 @@ from tests.support.command import ROOT, environment
 LARGE = """
 import torch
 from glm5_kernels import int8
-from glm5_kernels.compiled.int8_linear import apply_linear
+from glm5_kernels.native.int8_linear import apply_linear
 for tokens in (1, 2, 5, 16):
     x, weight, scale = torch.randn(tokens, 12288).bfloat16(), torch.randn(80, 12288).bfloat16(), torch.rand(80)
     product, expected = apply_linear(x, int8.LinearWeights(weight), x.dtype), x.double() @ weight.double().T

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glm5_kernels.compiled import fp32_product as panels
+from glm5_kernels.native import head_products as panels
 
 pytestmark = pytest.mark.usefixtures("threads")
 

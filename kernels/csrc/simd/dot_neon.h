@@ -8,17 +8,21 @@ using Words = int32x4_t;
 constexpr int kSums = 16;
 
 GLM5_INLINE Words load_bytes(const void* p) { return vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t*>(p))); }
-GLM5_INLINE Words no_sums() { return vdupq_n_s32(0); }
 GLM5_INLINE Words sdot(Words sums, Words a, Words b) {
   return vdotq_s32(sums, vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b));
 }
-// Four sums: all lanes of a, of b, of c, of d.
-GLM5_INLINE void store_sums(int32_t* p, Words a, Words b, Words c, Words d) {
-  vst1q_s32(p, vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)));
-}
+struct IntegerSums {
+  using Sums = Words;
+  using Total = int32_t;
+  static GLM5_INLINE Words no_sums() { return vdupq_n_s32(0); }
+  // Four sums: all lanes of a, of b, of c, of d.
+  static GLM5_INLINE void store_sums(int32_t* p, Words a, Words b, Words c, Words d) {
+    vst1q_s32(p, vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)));
+  }
+};
 
 // Weights of two INT4 in a byte: codes plus 8, 0 to 15, so that -8 times the sum of the token belongs to the sums.
-struct Int4Dot {
+struct Int4Dot : IntegerSums {
   static constexpr int kColumns = 16, kRows = 2, kZero = 8;
   static GLM5_INLINE Words token(const int8_t* p) { return load_bytes(p); }
   static GLM5_INLINE void weights(const uint8_t* p, Words* rows) {
@@ -30,7 +34,7 @@ struct Int4Dot {
 };
 
 // Weights of int8.
-struct Int8Dot {
+struct Int8Dot : IntegerSums {
   static constexpr int kColumns = 16, kRows = 1, kZero = 0;
   static GLM5_INLINE Words token(const int8_t* p) { return load_bytes(p); }
   static GLM5_INLINE void weights(const uint8_t* p, Words* rows) { rows[0] = load_bytes(p); }
