@@ -1,6 +1,7 @@
 // The exported ops of attention, for one instruction set.
 #include "indexer_preprocess.h"
 #include "lightning_indexer_tasks.h"
+#include "mla_preprocess.h"
 #include "sparse_flash_attention_amx.h"
 #include "sparse_flash_attention_tiles.h"
 
@@ -68,12 +69,12 @@ int GLM5_NAME(sparse_flash_attention)(const void* ql_nope, int64_t nope_token_pi
 }
 
 int GLM5_NAME(indexer_preprocess)(const void* q, int64_t q_token_pitch, int64_t q_head_pitch, const void* k,
-                                  int64_t k_pitch, const void* norm_weight, int64_t weight_dtype,
-                                  const void* norm_bias, int64_t bias_dtype, float eps, const void* cos,
-                                  int64_t cos_pitch, const void* sin, int64_t sin_pitch, int64_t angle_dtype,
-                                  int64_t pairs, int64_t interleaved, const int64_t* slot_mapping, void* k_cache,
-                                  int64_t block_pitch, int64_t row_pitch, int64_t block_size, int64_t tokens,
-                                  int64_t heads, int64_t dim, int64_t dtype, void* out) {
+                                  int64_t k_pitch, const void* norm_weight, int64_t weight_dtype, const void* norm_bias,
+                                  int64_t bias_dtype, float eps, const void* cos, int64_t cos_pitch, const void* sin,
+                                  int64_t sin_pitch, int64_t angle_dtype, int64_t pairs, int64_t interleaved,
+                                  const int64_t* slot_mapping, void* k_cache, int64_t block_pitch, int64_t row_pitch,
+                                  int64_t block_size, int64_t tokens, int64_t heads, int64_t dim, int64_t dtype,
+                                  void* out) {
   return guarded([&] {
     indexer_preprocess({.q = {q, q_token_pitch, q_head_pitch, dtype},
                         .out = {out, heads * dim, dim, dtype},
@@ -91,5 +92,40 @@ int GLM5_NAME(indexer_preprocess)(const void* q, int64_t q_token_pitch, int64_t 
                         .heads = heads,
                         .dim = dim,
                         .block_size = block_size});
+  });
+}
+
+int GLM5_NAME(mla_latents)(const void* y, int64_t y_pitch, int64_t dtype, const void* q_gamma, int64_t q_gamma_dtype,
+                           const void* kv_gamma, int64_t kv_gamma_dtype, float eps, const void* cos, int64_t cos_pitch,
+                           const void* sin, int64_t sin_pitch, int64_t angle_dtype, const int64_t* slot_mapping,
+                           void* ckv_cache, int64_t ckv_block_pitch, int64_t ckv_row_pitch, void* kpe_cache,
+                           int64_t kpe_block_pitch, int64_t kpe_row_pitch, int64_t block_size, int64_t tokens,
+                           int64_t q_lora, int64_t rank, int64_t rope, float* q_c, void* rounded_q_c) {
+  return guarded([&] {
+    mla_latents({.y = {y, 0, y_pitch, dtype},
+                 .q_gamma = q_gamma,
+                 .kv_gamma = kv_gamma,
+                 .q_gamma_dtype = q_gamma_dtype,
+                 .kv_gamma_dtype = kv_gamma_dtype,
+                 .eps = eps,
+                 .angles = {cos, sin, cos_pitch, sin_pitch, angle_dtype, rope / 2},
+                 .slots = slot_mapping,
+                 .ckv = {ckv_cache, ckv_block_pitch, ckv_row_pitch, dtype},
+                 .kpe = {kpe_cache, kpe_block_pitch, kpe_row_pitch, dtype},
+                 .q_c = q_c,
+                 .rounded_q_c = rounded_q_c,
+                 .tokens = tokens,
+                 .q_lora = q_lora,
+                 .rank = rank,
+                 .block_size = block_size});
+  });
+}
+
+int GLM5_NAME(rotate_queries)(const void* z, int64_t token_pitch, int64_t head_pitch, int64_t dtype, const void* cos,
+                              int64_t cos_pitch, const void* sin, int64_t sin_pitch, int64_t angle_dtype,
+                              int64_t tokens, int64_t heads, int64_t rope, void* out) {
+  return guarded([&] {
+    rotate_queries({z, token_pitch, head_pitch, dtype}, {out, heads * rope, rope, dtype},
+                   {cos, sin, cos_pitch, sin_pitch, angle_dtype, rope / 2}, tokens, heads);
   });
 }

@@ -1,8 +1,8 @@
 // Hadamard transform in place: butterflies on sixteen lanes, no product with a matrix but for the core.
 //
 // Along rows the lanes are sixteen neighbours: the four lowest levels are swaps inside them, the others butterflies
-// between them. Along columns the lanes are sixteen columns and every level is a butterfly. Only additions in one order:
-// the same bits on every CPU. Runs in the calling thread: the quantizer has several tensors under way.
+// between them. Along columns the lanes are sixteen columns and every level is a butterfly. Only additions in one
+// order: the same bits on every CPU. Runs in the calling thread: the quantizer has several tensors under way.
 #pragma once
 #include <cmath>
 
@@ -15,7 +15,8 @@ namespace glm5::GLM5_SET {
 template <int kDistance>
 GLM5_INLINE F32x16 swap_level(F32x16 x) {
   F32x16 signs;
-  GLM5_EACH(i) for (int lane = 0; lane < kNative; ++lane) signs.v[i][lane] = (i * kNative + lane) & kDistance ? -1.0f : 1.0f;
+  GLM5_EACH(i)
+  for (int lane = 0; lane < kNative; ++lane) signs.v[i][lane] = (i * kNative + lane) & kDistance ? -1.0f : 1.0f;
   return fma(x, signs, swapped<kDistance>(x));
 }
 
@@ -60,11 +61,11 @@ inline void transform_core(float* x, int64_t groups, int64_t pitch, const Core& 
     for (int64_t a = 0; a < core.order; ++a) {
       F32x16 total = F32x16::zero();
       for (int64_t b = 0; b < core.order; ++b)
-        total = fma(F32x16::broadcast(core.matrix[a * core.order + b]), F32x16::load(first + b * groups * pitch), total);
+        total =
+            fma(F32x16::broadcast(core.matrix[a * core.order + b]), F32x16::load(first + b * groups * pitch), total);
       total.store(core.scratch + a * kLanes);
     }
-    for (int64_t a = 0; a < core.order; ++a)
-      F32x16::load(core.scratch + a * kLanes).store(first + a * groups * pitch);
+    for (int64_t a = 0; a < core.order; ++a) F32x16::load(core.scratch + a * kLanes).store(first + a * groups * pitch);
   }
 }
 

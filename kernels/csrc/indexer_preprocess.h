@@ -8,7 +8,7 @@
 namespace glm5::GLM5_SET {
 
 struct IndexerPreprocess {
-  Rows q, out, k, cache;  // (token, head); the same; (0, token); (block, offset): all of one dtype, [dim]
+  Rows q, out, k, cache;      // (token, head); the same; (0, token); (block, offset): all of one dtype, [dim]
   const void *weight, *bias;  // of the norm, fp32 or bf16 [dim]
   int64_t weight_dtype, bias_dtype;
   float eps;

@@ -15,8 +15,8 @@
 namespace glm5::GLM5_SET {
 
 struct Indexer {
-  Rows q;     // (token, head), [dims]
-  Rows keys;  // (block, offset), [dims]
+  Rows q;                            // (token, head), [dims]
+  Rows keys;                         // (block, offset), [dims]
   const float *weights, *key_scale;  // [tokens, heads]; [num_blocks, block_size] or null
   const int64_t *starts, *visible;   // [requests + 1], the tokens of requests; [tokens], the positions that they see
   const int32_t* block_table;        // [requests, max_blocks]
@@ -26,9 +26,7 @@ struct Indexer {
   // Positions that have a column in the table.
   int64_t readable(int64_t token) const { return min(visible[token], max_blocks * block_size); }
   // Both sides are bf16, or int8, which bf16 holds exactly: two of them fill the 32 bits of a lane.
-  bool by_pairs() const {
-    return kBf16Pairs && q.dtype != kFp32 && keys.dtype != kFp32 && dims % (2 * kLanes) == 0;
-  }
+  bool by_pairs() const { return kBf16Pairs && q.dtype != kFp32 && keys.dtype != kFp32 && dims % (2 * kLanes) == 0; }
   int64_t words() const { return by_pairs() ? dims / 2 : dims; }
   bool copies_keys() const { return keys.dtype != kFp32 && !(by_pairs() && keys.dtype == kBf16); }
   // The address of a key, to prefetch it; of any one if its block is missing.
@@ -50,15 +48,15 @@ struct IndexerTask {
 
 // Memory of a thread. Words have 32 bits: fp32 or two bf16.
 struct IndexerScratch {
-  static constexpr int64_t kTokens = 64;      // query tokens of a task, at most
+  static constexpr int64_t kTokens = 64;        // query tokens of a task, at most
   static constexpr int64_t kKeys = 2 * kLanes;  // keys that are found together
 
-  float* query;    // [tokens, lanes / step, words, step], a lane for each head: `lay_out_heads`
-  float* weights;  // [tokens, lanes], 0 in lanes without a head
-  float* mask;     // [lanes], all bits of lanes with a head
-  float* keys;     // [kKeys, words], keys that are not read in place
-  float* zeros;    // [words], the key of a missing block
-  float* products; // of AMX: [lanes / 32, 32, 32]
+  float* query;     // [tokens, lanes / step, words, step], a lane for each head: `lay_out_heads`
+  float* weights;   // [tokens, lanes], 0 in lanes without a head
+  float* mask;      // [lanes], all bits of lanes with a head
+  float* keys;      // [kKeys, words], keys that are not read in place
+  float* zeros;     // [words], the key of a missing block
+  float* products;  // of AMX: [lanes / 32, 32, 32]
 
   static int64_t lanes(const Indexer& op) { return round_up(op.heads, 2 * kLanes); }
   IndexerScratch(Arena& arena, const Indexer& op, int64_t tokens)

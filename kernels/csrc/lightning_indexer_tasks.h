@@ -35,8 +35,8 @@ inline void score(const Indexer& op, const IndexerTask& task, int64_t start, int
 // op.out <- the best positions of a token of a task whose keys are scored; selection: uint32 [2 * task.length].
 inline void select(const Indexer& op, const IndexerTask& task, int64_t token, const float* scores,
                    uint32_t* selection) {
-  best_positions(scores + (token - task.first) * task.pitch(), max(0, op.readable(token)),
-                 op.out + token * op.topk, op.topk, selection);
+  best_positions(scores + (token - task.first) * task.pitch(), max(0, op.readable(token)), op.out + token * op.topk,
+                 op.topk, selection);
 }
 
 // Every thread scores a task of its own, and selects.

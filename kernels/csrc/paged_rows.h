@@ -71,8 +71,7 @@ inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dim
 }
 inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, int64_t dtype, float* out,
                            int64_t pitch) {
-  with_elements(dtype,
-                [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
+  with_elements(dtype, [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
 }
 
 }  // namespace glm5::GLM5_SET

@@ -22,9 +22,9 @@ namespace glm5::GLM5_SET {
 constexpr int64_t kPerScale = 128;
 
 struct Attention {
-  Rows nope, pe;                // (token, head), [rank] and [rope]
-  Rows ckv, kpe;                // (block, offset), of one dtype; where ckv is int8, both lie in packed rows
-  const int32_t* topk_indices;  // [tokens, topk]
+  Rows nope, pe;                     // (token, head), [rank] and [rope]
+  Rows ckv, kpe;                     // (block, offset), of one dtype; where ckv is int8, both lie in packed rows
+  const int32_t* topk_indices;       // [tokens, topk]
   const int64_t *request, *visible;  // [tokens]
   const int32_t* block_table;        // [requests, max_blocks]
   int64_t tokens, heads, rank, rope, topk, max_blocks, block_size;
@@ -59,13 +59,14 @@ struct HeadGroups {
 
 // The addresses of a token's selected rows, and the sums of its heads so far.
 struct AttentionSums {
-  int64_t heads, pitch;  // heads with padding; of a row of mixed
-  float *mixed;          // [heads, pitch], the weighted sum of values
+  int64_t heads, pitch;          // heads with padding; of a row of mixed
+  float* mixed;                  // [heads, pitch], the weighted sum of values
   float *peak, *total, *factor;  // [heads], of the softmax
   const char **ckv, **kpe;       // [topk + kStep]
 
   AttentionSums(Arena& arena, const Attention& op, int64_t heads, int64_t pitch)
-      : heads(heads), pitch(pitch),
+      : heads(heads),
+        pitch(pitch),
         mixed(arena.take<float>(heads * pitch)),
         peak(arena.take<float>(heads)),
         total(arena.take<float>(heads)),
@@ -82,7 +83,8 @@ struct AttentionSums {
 // sums.ckv and kpe <- the addresses of a token's first `most` selected rows; their number. The last one is repeated up
 // to a multiple of kStep: padding must be a row that was written.
 inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, const AttentionSums& sums) {
-  const int32_t *indices = op.topk_indices + token * op.topk, *blocks = op.block_table + op.request[token] * op.max_blocks;
+  const int32_t *indices = op.topk_indices + token * op.topk,
+                *blocks = op.block_table + op.request[token] * op.max_blocks;
   const int64_t visible = op.visible[token], entries = min(min(most, op.topk), visible);
   int64_t count = 0;
   for (int64_t column = 0; column < entries; ++column) {

@@ -19,17 +19,17 @@ inline bool attends_by_amx(const Attention& op) {
   return op.bf16_queries() && keys && op.heads > kFewRows && op.rank % kSide == 0 && op.rope % kSide == 0;
 }
 
-// Memory of a thread; H heads in whole sides, R = rank, D = rank + rope. Rows of pairs and mixed are longer than needed:
-// a power of two apart they would share sets of a cache.
+// Memory of a thread; H heads in whole sides, R = rank, D = rank + rope. Rows of pairs and mixed are longer than
+// needed: a power of two apart they would share sets of a cache.
 struct AmxTile : AttentionSums {
   static constexpr int64_t kKeys = 128;  // the more, the fewer times sums are loaded and stored; all fits an L2 cache
 
   int64_t dims;
-  float* query;      // [H / 16, D / 2, 16] pairs
-  uint16_t* keys;    // [kKeys, D]
-  float* pairs;      // [kKeys / 2, R + 16], the columns of two keys
-  float* scores;     // [kKeys, H], then probabilities as pairs, their rounding errors in every other row
-  float* probs;      // [H, 2, kKeys / 2] pairs, the same transposed
+  float* query;        // [H / 16, D / 2, 16] pairs
+  uint16_t* keys;      // [kKeys, D]
+  float* pairs;        // [kKeys / 2, R + 16], the columns of two keys
+  float* scores;       // [kKeys, H], then probabilities as pairs, their rounding errors in every other row
+  float* probs;        // [H, 2, kKeys / 2] pairs, the same transposed
   uint16_t* unpacked;  // [2, R], of two packed rows
 
   AmxTile(Arena& arena, const Attention& op, int64_t heads)
@@ -103,8 +103,9 @@ inline void score_tile(int64_t whole, const AmxTile& tile) {
     }
 }
 
-// Sixteen columns of scores [whole, pitch], of which `keys` rows count -> unnormalised probabilities. Row 2 i gets those
-// of rows 2 i and 2 i + 1 as pairs; with two terms row 2 i + 1 gets their rounding errors. Peak, total and factor [16].
+// Sixteen columns of scores [whole, pitch], of which `keys` rows count -> unnormalised probabilities. Row 2 i gets
+// those of rows 2 i and 2 i + 1 as pairs; with two terms row 2 i + 1 gets their rounding errors. Peak, total and factor
+// [16].
 inline void softmax_columns(float* scores, int64_t pitch, int64_t keys, int64_t whole, float scale, int terms,
                             float* peak, float* total, float* factor) {
   const F32x16 before = F32x16::load(peak);

@@ -6,8 +6,9 @@ namespace glm5::GLM5_SET {
 
 // Columns that the products take as words of 32 bits: fp32, or two neighbouring bf16.
 struct TileLayout {
-  static constexpr int64_t kKeys = 64;    // of a tile
-  static constexpr int64_t kDepth = 128;  // words of the queries that multiply a tile at a time: with kStep keys 16 KiB
+  static constexpr int64_t kKeys = 64;  // of a tile
+  static constexpr int64_t kDepth =
+      128;  // words of the queries that multiply a tile at a time: with kPanelColumns keys 16 KiB
 
   bool pairs, value_pairs;  // value_pairs: P V multiplies bf16, which is only where P is rounded
   int64_t latent_words, words;
@@ -22,24 +23,23 @@ struct TileLayout {
 
 // Memory of a thread.
 struct AttentionTile : AttentionSums {
-  float *query;                  // [heads, words]
-  float *keys, *values;          // [kDepth, kStep], transposed; [kKeys, kStep], some columns
-  float *scores;                 // [heads, kKeys]
-  float *latents, *rotated;      // [kKeys, rank], [kKeys, rope], unpacked
+  float* query;              // [heads, words]
+  float *keys, *values;      // [kDepth, kPanelColumns], transposed; [kKeys, kPanelColumns], some columns
+  float* scores;             // [heads, kKeys]
+  float *latents, *rotated;  // [kKeys, rank], [kKeys, rope], unpacked
   const char **latent_rows, **rotated_rows;  // [kKeys], their addresses
 
   AttentionTile(Arena& arena, const Attention& op, const TileLayout& layout, int64_t heads)
       : AttentionSums(arena, op, heads, op.rank),
         query(arena.take<float>(heads * layout.words)),
-        keys(arena.take<float>(TileLayout::kDepth * kStep)),
-        values(arena.take<float>(TileLayout::kKeys * kStep)),
+        keys(arena.take<float>(TileLayout::kDepth * kPanelColumns)),
+        values(arena.take<float>(TileLayout::kKeys * kPanelColumns)),
         scores(arena.take<float>(heads * TileLayout::kKeys)),
         latents(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rank : 0)),
         rotated(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rope : 0)),
         latent_rows(arena.take<const char*>(TileLayout::kKeys)),
         rotated_rows(arena.take<const char*>(TileLayout::kKeys)) {}
 };
-
 
 // tile.query <- both parts of every head's query; zeros after the last head.
 inline void load_query(const Attention& op, const AttentionTask& task, const TileLayout& layout,
@@ -73,26 +73,26 @@ inline void multiply_panel(bool pairs, const float* panel, const float* left, in
     add_panel<Fp32Terms>(panel, left, left_pitch, rows, depth, out, out_pitch);
 }
 
-// tile.scores[:, :keys] <- query . key, not scaled, of whole steps of rows. kStep keys and kDepth words at a time:
-// transposed, they stay in the L1 cache for all heads. The columns of a key are added in order.
+// tile.scores[:, :keys] <- query . key, not scaled, of whole steps of rows. kPanelColumns keys and kDepth words at a
+// time: transposed, they stay in the L1 cache for all heads. The columns of a key are added in order.
 inline void score_tile(const Attention& op, const TileLayout& layout, const char* const* ckv, const char* const* kpe,
                        int64_t keys, const AttentionTile& tile) {
   const int64_t dtype = layout.pairs || op.packed() ? kFp32 : op.ckv.dtype, size = dtype == kFp32 ? 4 : 2;
   fill(tile.scores, tile.heads * TileLayout::kKeys, 0.0f);
-  for (int64_t key = 0; key < keys; key += kStep)
+  for (int64_t key = 0; key < keys; key += kPanelColumns)
     for (int64_t word = 0, depth; word < layout.words; word += depth) {
       const bool latent = word < layout.latent_words;
       const int64_t first = latent ? word : word - layout.latent_words;
       depth = min(TileLayout::kDepth, (latent ? layout.latent_words : layout.words) - word);
-      for (int64_t lane = 0; lane < kStep; lane += kLanes)
-        transpose_rows((latent ? ckv : kpe) + key + lane, size * first, depth, dtype, tile.keys + lane, kStep);
+      for (int64_t lane = 0; lane < kPanelColumns; lane += kLanes)
+        transpose_rows((latent ? ckv : kpe) + key + lane, size * first, depth, dtype, tile.keys + lane, kPanelColumns);
       multiply_panel(layout.pairs, tile.keys, tile.query + word, layout.words, tile.heads, depth, tile.scores + key,
                      TileLayout::kKeys);
     }
 }
 
-// row [keys] <- exp(scale * row - peak), rounded to bf16 if `round`, and their sum, whole vectors; peak <- the larger of
-// it and the largest scaled score. A NaN may or may not count for the peak, but makes the sum one.
+// row [keys] <- exp(scale * row - peak), rounded to bf16 if `round`, and their sum, whole vectors; peak <- the larger
+// of it and the largest scaled score. A NaN may or may not count for the peak, but makes the sum one.
 inline float exponentiate_row(float* row, int64_t keys, float scale, bool round, float& peak) {
   F32x16 highest = F32x16::broadcast(-kInfinity);
   for (int64_t i = 0; i < keys; i += kLanes) {
@@ -141,21 +141,21 @@ inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t 
   }
 }
 
-// tile.mixed += probabilities times values, kStep columns of the rows at a time, which fit the L1 cache.
+// tile.mixed += probabilities times values, kPanelColumns columns of the rows at a time, which fit the L1 cache.
 inline void add_values(const Attention& op, const TileLayout& layout, const char* const* ckv, int64_t keys,
                        const AttentionTile& tile) {
   const bool fp32 = op.packed() || op.ckv.dtype == kFp32;
-  for (int64_t column = 0; column < op.rank; column += kStep) {
+  for (int64_t column = 0; column < op.rank; column += kPanelColumns) {
     if (layout.value_pairs)
       for (int64_t key = 0; key < keys; key += 2)
-        for (int64_t i = 0; i < kStep; i += kLanes)
+        for (int64_t i = 0; i < kPanelColumns; i += kLanes)
           paired_bf16(Bf16::load(ckv[key], column + i), Bf16::load(ckv[key + 1], column + i))
-              .store(tile.values + key / 2 * kStep + i);
+              .store(tile.values + key / 2 * kPanelColumns + i);
     else
       for (int64_t key = 0; key < keys; ++key)
-        for (int64_t i = 0; i < kStep; i += kLanes)
+        for (int64_t i = 0; i < kPanelColumns; i += kLanes)
           (fp32 ? Fp32::load(ckv[key], column + i) : Bf16::load(ckv[key], column + i))
-              .store(tile.values + key * kStep + i);
+              .store(tile.values + key * kPanelColumns + i);
     multiply_panel(layout.value_pairs, tile.values, tile.scores, TileLayout::kKeys, tile.heads,
                    layout.value_pairs ? keys / 2 : keys, tile.mixed + column, tile.pitch);
   }
@@ -163,7 +163,7 @@ inline void add_values(const Attention& op, const TileLayout& layout, const char
 
 inline void attend_by_vectors(const Attention& op) {
   const TileLayout layout(op);
-  const HeadGroups groups(op, kRows);
+  const HeadGroups groups(op, kPanelRows);
   const auto make = [&](Arena& arena) { return AttentionTile(arena, op, layout, round_up(groups.heads, kFewRows)); };
   const PerThread tiles(make);
   parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
@@ -178,7 +178,7 @@ inline void attend_by_vectors(const Attention& op) {
       tile.clear();
       fill(tile.mixed, tile.heads * tile.pitch, 0.0f);
       for (int64_t start = 0; start < count; start += TileLayout::kKeys) {
-        const int64_t keys = min(TileLayout::kKeys, count - start), whole = round_up(keys, kStep);
+        const int64_t keys = min(TileLayout::kKeys, count - start), whole = round_up(keys, kPanelColumns);
         const char **ckv = tile.ckv + start, **kpe = tile.kpe + start;
         prefetch_rows(op, start + keys, min(start + 2 * TileLayout::kKeys, count), tile);
         if (op.packed()) {

@@ -96,7 +96,9 @@ def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
         if dtypes and tensor.dtype not in dtypes:
             raise KernelInputError(f"{prefix}{name} is {tensor.dtype}, expected {_DTYPES[kind][0]}")
         if written and 0 in tensor.stride() and _repeats(tensor):
-            raise KernelInputError(f"{prefix}{name} is written, but its strides {list(tensor.stride())} repeat elements")
+            raise KernelInputError(
+                f"{prefix}{name} is written, but its strides {list(tensor.stride())} repeat elements"
+            )
         if device is not None and tensor.device != device:
             raise KernelInputError(f"{prefix}{name} is on {tensor.device}, the other arguments are on {device}")
     for name, number in _nested(contract):

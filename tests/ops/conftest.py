@@ -1,4 +1,4 @@
-"""One seed for every op test; every implementation, one and two threads for those that ask."""
+"""One seed for every op test; every implementation, instruction set, one and two threads for those that ask."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from glm5_kernels import registry
+from glm5_kernels.native import library
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +31,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=() if library.missing() else library.instruction_sets())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The test runs once per instruction set that the library has and this CPU can run."""
+    with library.using(request.param):
+        yield request.param

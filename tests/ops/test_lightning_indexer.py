@@ -70,3 +70,11 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ops.lightning_indexer(*operands)
     monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 16 * 40 * 3)
     assert torch.equal(ops.lightning_indexer(*operands), whole)
+
+
+@pytest.mark.parametrize(("blocks", "heads"), [(0, 16), (0, 4), (2, 16)])
+def test_a_request_without_blocks_has_no_positions(blocks: int, heads: int) -> None:
+    """Every block of the table is missing, or the cache has none."""
+    batch = ops.PagedBatch(torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([[-1]]))
+    q, cache, w = torch.randn(1, heads, 64).bfloat16(), torch.randn(blocks, 16, 64).bfloat16(), torch.randn(1, heads)
+    assert ops.lightning_indexer(q, cache, w, batch, 2).tolist() == [[-1, -1]]

@@ -93,3 +93,17 @@ def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "BLOCK_ELEMENTS", 5 * (RANK + ROPE) * 4)
     for a, b in zip(case.run(selected), whole, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "entries", "columns", "blocks"),
+    [(0, 4, 3, 1, 2), (1, 0, 3, 1, 2), (1, 4, 0, 1, 2), (1, 4, 3, 0, 2), (1, 4, 3, 1, 0)],
+)
+def test_empty_operands(tokens: int, heads: int, entries: int, columns: int, blocks: int) -> None:
+    """No token, head, entry, column of the table or block of the cache: there is nothing to attend to."""
+    batch = ops.PagedBatch(torch.tensor([0, tokens]), torch.tensor([5]), torch.full((1, columns), -1))
+    out, lse = ops.sparse_flash_attention(
+        torch.randn(tokens, heads, 32), torch.randn(tokens, heads, 16), torch.randn(blocks, 8, 32),
+        torch.randn(blocks, 8, 16), torch.zeros(tokens, entries, dtype=torch.int32), batch, SCALE,
+    )  # fmt: skip
+    assert torch.equal(out, torch.zeros(tokens, heads, 32)) and torch.equal(lse, torch.full((tokens, heads), math.inf))

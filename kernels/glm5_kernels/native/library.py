@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def instruction_set() -> str:
     if chosen and chosen not in available:
         raise KernelUnavailableError(f"{VARIABLE}={chosen}: this machine has {', '.join(available)}")
     return chosen or available[0]
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Use this instruction set for a while, for tests and measurements."""
+
+    def select(value: str | None) -> None:
+        os.environ.pop(VARIABLE, None) if value is None else os.environ.update({VARIABLE: value})
+        instruction_set.cache_clear()
+        function.cache_clear()
+
+    before = os.environ.get(VARIABLE)
+    select(name)
+    try:
+        yield
+    finally:
+        select(before)
 
 
 @cache

@@ -1,41 +1,26 @@
-"""The compiled indexer and attention against the plain ones, at GLM-5's head shapes and at awkward sizes."""
+"""The indexer and attention in C++ against the plain ones, on every instruction set of this CPU."""
 
 from __future__ import annotations
 
-import platform
-from typing import Any
+import math
 
-import numpy as np
 import pytest
 import torch
-from llvmlite import binding, ir
 
-from glm5_kernels.compiled import lightning_indexer as li_cpu
-from glm5_kernels.compiled import simd
-from glm5_kernels.compiled import sparse_flash_attention as sfa_cpu
-from glm5_kernels.compiled.jit import kernel
-from glm5_kernels.compiled.simd import WIDTH
-from glm5_kernels.compiled.topk import best_positions
+from glm5_kernels.native import sparse_flash_attention as sfa_cpu
+from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import cases
 from glm5_kernels.parity.run import parity
 from tests.ops.support.implementations import cpu, reference
 from tests.ops.support.paged_batch import paged_batch
 
-
-@pytest.fixture(params=["numbers", "pairs", "amx"], autouse=True)
-def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run with VDPBF16PS, with AMX, and without both; instructions that are missing here are emulated."""
-    if request.param != "numbers" and simd.STEP != 32:
-        pytest.skip("pairs need 512-bit registers; test_isa_levels runs them")
-    for module in (li_cpu, sfa_cpu):
-        monkeypatch.setattr(module, "PAIRS", request.param != "numbers")
-        monkeypatch.setattr(module, "AMX", request.param == "amx")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("op", ["lightning_indexer", "sparse_flash_attention"])
+@pytest.mark.parametrize("op", ["lightning_indexer", "sparse_flash_attention", "mla_preprocess", "indexer_preprocess"])
 def test_parity_at_real_head_shapes(op: str) -> None:
-    """bf16, fp32 and int8 caches; the parity suite runs only the instructions of this CPU."""
+    """bf16, fp32 and int8 caches."""
     rows = list(parity(ops=(op, f"{op}_quant")))
     assert rows and not [row for row in rows if not row.ok]
 
@@ -53,25 +38,24 @@ def test_indexer_breaks_ties_and_passes_over_missing_blocks(heads: int, dtype: t
     assert torch.equal(got, want) and not ((first >= 0) & ((first < 32) | (first // 32 == 5))).any()
 
 
-@kernel
-def _best(scores: Any, first: Any, seen: Any, out: Any, row: Any, scratch: Any) -> None:
-    best_positions(scores, first, seen, out, row, scratch)
-
-
 @pytest.mark.parametrize("k", [1, 7, 64, 1000])
-def test_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
-    """Few different values, both zeros, infinities; NaN is never chosen."""
-    values = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), 1e-40, -3.5, float("nan")])
-    scores = values[torch.randint(0, 9, (700,))].numpy()
-    out = np.full((2, k), 7, np.int32)
-    _best(scores, 50, 600, out, 1, np.empty(2 * (600 + WIDTH), np.uint32))
-    usable = [p for p in range(600) if scores[50 + p] == scores[50 + p]]
-    want = sorted(sorted(usable, key=lambda p: (-float(scores[50 + p]), p))[:k])
-    assert out[1].tolist() == want + [-1] * (k - len(want)) and (out[0] == 7).all()
+def test_the_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
+    """Scores that are the keys' scales: few different values, both zeros, infinities; NaN is never chosen."""
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, 1e-40, -3.5, math.nan])
+    scores = values[torch.randint(0, 9, (600,))]
+    batch = PagedBatch(torch.tensor([0, 1]), torch.tensor([600]), torch.arange(5)[None])
+    ones = torch.eye(1, 64, dtype=torch.int8)
+    scales = torch.cat([scores, torch.zeros(40)]).view(5, 128)
+    got = cpu.lightning_indexer_quant(
+        ones[None], ones.expand(5, 128, 64), torch.ones(1, 1), torch.ones(1, 1), scales, batch, k
+    )
+    usable = [p for p in range(600) if scores[p] == scores[p]]
+    want = sorted(sorted(usable, key=lambda p: (-float(scores[p]), p))[:k])
+    assert got[0].tolist() == want + [-1] * (k - len(want))
 
 
 def test_finite_numbers_do_not_need_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens with NaN are computed again by the reference: it would hide a NaN that the compiled version makes."""
+    """Tokens with NaN are computed again by the reference: it would hide a NaN that the C++ makes."""
     monkeypatch.setattr(sfa_cpu.reference, "sparse_flash_attention", lambda _: pytest.fail("computed again"))
     case = next(case for case in cases(ops=["sparse_flash_attention"]) if case.variant.startswith("chunk, bfloat16"))
     assert cpu.sparse_flash_attention(*case.arguments)[0].isfinite().all()
@@ -92,22 +76,30 @@ def test_attention_survives_large_scores() -> None:
     torch.testing.assert_close(got_lse, want_lse, atol=1e-2, rtol=1e-5)
 
 
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = paged_batch([300, 77], [70, 30], block_size=16)
-    q, w = torch.randn(100, 16, 64), torch.randn(100, 16)
-    keys = batch.cache([torch.randn(300, 64), torch.randn(77, 64)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_threads_change_no_bit(dtype: torch.dtype) -> None:
+    """One request is shared by all threads, several are dealt out; few tokens divide their heads."""
+    batch = paged_batch([5000, 77], [1, 30], block_size=16)
+    q, w, before = torch.randn(31, 64, 64).to(dtype), torch.randn(31, 64), torch.get_num_threads()
+    keys = batch.cache([torch.randn(5000, 64).to(dtype), torch.randn(77, 64).to(dtype)])
     results = []
     for count in (1, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        torch.set_num_threads(count)
         selected = cpu.lightning_indexer(q, keys, w, batch.paged, 32)
-        results.append((selected, *cpu.sparse_flash_attention(
-            q, q[..., :16].contiguous(), keys, keys[..., :16], selected, batch.paged, 0.1
-        )))  # fmt: skip
+        attended = [
+            cpu.sparse_flash_attention(q[:t], q[:t, :, :32], keys, keys[..., :32], selected[:t], few, 0.1)
+            for t, few in (
+                (31, batch.paged),
+                (1, PagedBatch(*(x[:n] for x, n in zip(batch.paged, (2, 1, 1), strict=True)))),
+            )
+        ]
+        results.append((selected, *attended[0], *attended[1]))
+    torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["query", "key"])
 @pytest.mark.parametrize("heads", [8, 4, 1])
 def test_what_is_no_number_comes_through(heads: int, where: str, bad: float, dtype: torch.dtype) -> None:
@@ -128,18 +120,3 @@ def test_what_is_no_number_comes_through(heads: int, where: str, bad: float, dty
     assert not want.isfinite().all()
     torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2, equal_nan=True)
     assert torch.equal(got_lse.isfinite(), want_lse.isfinite())
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64" or binding.llvm_version_info[0] < 16, reason="an x86 instruction")
-def test_the_instruction_for_pairs_is_the_processors_own() -> None:
-    """`add_pairs` compiles to VDPBF16PS on a processor that has it, without a library call."""
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(simd.V16, [simd.V16] * 3), "pairs")
-    builder = ir.IRBuilder(function.append_basic_block())
-    builder.ret(simd.Lanes(builder).add_pairs(*function.args, native=True))
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    parsed = binding.parse_assembly(str(module))
-    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
-    text = machine.emit_assembly(parsed)
-    assert text.count("vdpbf16ps") == 1 and "call" not in text
