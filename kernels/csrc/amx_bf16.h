@@ -1,32 +1,13 @@
 // Products of bf16 by AMX, 32 by 32 sums at a time: four tiles of 16 x 16 sums, two of each operand.
 #pragma once
 
-#if defined(__AMX_BF16__)
-
-#include <immintrin.h>
-
-#include <cstdint>
+#include "simd/amx.h"
 
 namespace glm5::GLM5_SET {
 
-// Rows, and columns of 32 bits, of a tile; rows and columns of a product.
-constexpr int kTile = 16, kSide = 2 * kTile;
+#if defined(__AMX_BF16__)
 
-// Configures eight tiles of 16 rows of 64 bytes for this thread as long as it lives.
-class TileRegisters {
- public:
-  TileRegisters() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } shape;
-    _tile_loadconfig(&shape);
-  }
-  ~TileRegisters() { _tile_release(); }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-};
+constexpr int kSide = 2 * kTile;  // rows and columns of a product
 
 // 32 rows of bf16 in two tiles. With two terms the rows are sums; the second term is `term_bytes` after the first.
 struct LeftTiles {
@@ -48,6 +29,7 @@ struct RightTiles {
 inline void multiply_tiles(const LeftTiles& left, const RightTiles& right, int64_t steps, bool fresh, float* out,
                            int64_t pitch) {
   float* const lower = out + kTile * pitch / 4;
+  flush_stores();
   if (fresh) {
     _tile_zero(0);
     _tile_zero(1);
@@ -78,6 +60,5 @@ inline void multiply_tiles(const LeftTiles& left, const RightTiles& right, int64
   _tile_stored(3, lower + kTile, pitch);
 }
 
-}  // namespace glm5::GLM5_SET
-
 #endif
+}  // namespace glm5::GLM5_SET

@@ -8,7 +8,7 @@ constexpr float kInfinity = __builtin_inff();
 
 // exp(x) of each lane, error below 2 ULP; 0 below -87. Cephes' expf (S. L. Moshier): with n = rint(x / ln 2) and
 // r = x - n ln 2, exp(x) = 2^n (1 + r + r^2 p(r)).
-GLM5_INLINE F32x16 exponential(F32x16 x) {
+GLM5_INLINE F32x16 softmax_exp(F32x16 x) {
   const auto all = [](float value) { return F32x16::broadcast(value); };
   constexpr float kSmallest = -87.0f;
   const F32x16 y = larger(all(kSmallest), x);

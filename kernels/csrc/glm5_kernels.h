@@ -14,6 +14,94 @@
 enum Dtype : int64_t { kFp32 = 0, kBf16 = 1, kInt8 = 2 };
 enum Code : int { kDone = 0, kNoMemory = 1 };
 
+// Rows of a tensor [A, B, D]: row (a, b) begins a * block_pitch + b * row_pitch elements after `base`.
+struct Rows {
+  const void* base;
+  int64_t block_pitch, row_pitch, dtype;
+};
+
+// The operands of the following ops are structs of fields of 8 bytes, which Python packs. What is written is fp32 or
+// bf16 or named otherwise; sizes of rows are multiples of 16. slots: rows of a cache, negative: written nowhere.
+
+// out [tokens, topk] <- the positions with the largest scores of each token, ascending, then -1.
+struct LightningIndexer {
+  Rows q;                          // (token, head), [dims], also int8
+  Rows k_cache;                    // (block, offset), [dims], also int8
+  const float* weights;            // [tokens, heads]
+  const float* k_scale;            // [num_blocks, block_size], or null
+  const int64_t* query_start_loc;  // [requests + 1]
+  const int64_t* visible;          // [tokens], the positions that a token sees
+  const int32_t* block_table;      // [requests, max_blocks], negative: no block
+  int64_t requests, max_blocks, block_size, heads, dims, topk;
+  int32_t* out;
+};
+
+// out and lse [tokens, heads] <- attention over the positions topk_indices, by the rules of the op's contract.
+struct SparseFlashAttention {
+  Rows ql_nope, q_pe;         // (token, head), [rank] and [rope]; rank is a multiple of 32
+  Rows ckv_cache, kpe_cache;  // (block, offset), of one dtype; int8: both in packed rows, int8 [rank], bf16 [rope] and
+                              // fp32 [rank / 128], rank a multiple of 128
+  const int32_t* topk_indices;  // [tokens, topk]
+  const int64_t* request;       // [tokens]
+  const int64_t* visible;       // [tokens]
+  const int32_t* block_table;   // [requests, max_blocks], negative: no block
+  int64_t tokens, heads, rank, rope, topk, max_blocks, block_size;
+  double scale;         // of the scores
+  int64_t round_probs;  // to bf16, before they multiply the values
+  Rows out;             // (token, head), [rank]
+  float* lse;
+};
+
+// The cosines and sines of each token's position, rows of `pairs` elements of dtype.
+struct Angles {
+  const void* cos;
+  int64_t cos_pitch;
+  const void* sin;
+  int64_t sin_pitch, dtype, pairs;
+};
+
+// out <- q rotated; rows of k_cache <- k normed and rotated.
+struct IndexerPreprocess {
+  Rows q, out;        // (token, head), [dim]
+  Rows k, k_cache;    // (0, token) and (block, offset), [dim], of q's dtype
+  Rows weight, bias;  // (0, 0), of the norm, [dim]
+  double eps;
+  Angles angles;
+  int64_t interleaved;
+  const int64_t* slots;
+  int64_t tokens, heads, dim, block_size;
+};
+
+// What MLA preprocess does after its first product: q_c [tokens, q_lora] <- the first part of y normed; ckv_cache <-
+// the second one normed; kpe_cache <- the third one rotated.
+struct MlaLatents {
+  Rows y;                  // (0, token), [q_lora + rank + 2 * pairs]
+  Rows q_gamma, kv_gamma;  // (0, 0), of the norms, [q_lora] and [rank]
+  double eps;
+  Angles angles;
+  const int64_t* slots;
+  Rows ckv_cache, kpe_cache;  // (block, offset), of y's dtype
+  Rows q_c, rounded_q_c;      // (0, token), fp32 and of y's dtype
+  int64_t tokens, q_lora, rank, block_size;
+};
+
+// out <- the rows z rotated, both (token, head), [2 * pairs].
+struct RotateQueries {
+  Rows z, out;
+  Angles angles;
+  int64_t tokens, heads;
+};
+
+// x <- x * weight times the Hadamard matrix of size n along dim, in place; x fp32 [rows, columns].
+struct Hadamard {
+  float* x;
+  int64_t pitch, rows, columns;  // the size along dim is a multiple of n; along dim 0 columns are a multiple of 16
+  const float* weight;           // [n], with the factor 1 / sqrt(n)
+  int64_t n;
+  const float* core;  // [order, order], transposed; n / order is a power of two, along dim 1 at least 16
+  int64_t order, dim;
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 // The instruction sets that this library has and this CPU can run, the fastest one first, separated by spaces.
@@ -49,60 +137,52 @@ int GLM5_NAME(w4a8_moe)(const void* x, int64_t x_pitch, int64_t dtype, int64_t t
                         const float* weights, int64_t per_token, int64_t experts, const ExpertBlocks* w13,
                         const ExpertBlocks* w2, float* out);
 
-// out int32 [tokens, topk] <- the positions with the largest scores of each token, ascending, then -1. q (token, head) and
-// k_cache (block, offset) are rows of dims elements, a multiple of 16, fp32, bf16 or int8; weights [tokens, heads];
-// k_scale [num_blocks, block_size] or null; query_start_loc [requests + 1]; visible [tokens], the positions that a token
-// sees; block_table [requests, max_blocks], negative: no block.
-int GLM5_NAME(lightning_indexer)(const void* q, int64_t q_token_pitch, int64_t q_head_pitch, int64_t q_dtype,
-                                 const void* k_cache, int64_t block_pitch, int64_t row_pitch, int64_t k_dtype,
-                                 const float* weights, const float* k_scale, const int64_t* query_start_loc,
-                                 const int64_t* visible, const int32_t* block_table, int64_t requests,
-                                 int64_t max_blocks, int64_t block_size, int64_t heads, int64_t dims, int64_t topk,
-                                 int32_t* out);
+// out [tokens, heads, r] in x_dtype <- x [tokens, heads, n] times w [heads, n, r] for each head, summed in fp32 in the
+// order of n; r a multiple of 32. pitches: of x by token and head, of w by head and row, of out by token and head.
+int GLM5_NAME(head_products)(const void* x, int64_t x_dtype, const void* w, int64_t w_dtype, int64_t tokens,
+                             int64_t heads, int64_t n, int64_t r, const int64_t* pitches, void* out);
+#if defined(__AVX512BF16__)
+// The same in bf16 by VDPBF16PS for up to 16 tokens, from w [heads, r, n], whose rows are contiguous;
+// n a multiple of 32.
+int GLM5_NAME(head_products_by_rows)(const void* x, const void* w, int64_t tokens, int64_t heads, int64_t n, int64_t r,
+                                     const int64_t* pitches, void* out);
+#endif
 
-// out [tokens, heads, rank] in fp32 or bf16 and lse [tokens, heads] <- attention over topk_indices [tokens, topk] as the
-// op's contract says; request and visible [tokens]. rank a multiple of 32, rope of 16. A cache is fp32 or bf16, or int8:
-// then kpe_cache is the rotated part of the packed rows of ckv_cache, and rank a multiple of 128.
-int GLM5_NAME(sparse_flash_attention)(const void* ql_nope, int64_t nope_token_pitch, int64_t nope_head_pitch,
-                                      int64_t nope_dtype, const void* q_pe, int64_t pe_token_pitch,
-                                      int64_t pe_head_pitch, int64_t pe_dtype, const void* ckv_cache,
-                                      int64_t ckv_block_pitch, int64_t ckv_row_pitch, const void* kpe_cache,
-                                      int64_t kpe_block_pitch, int64_t kpe_row_pitch, int64_t cache_dtype,
-                                      const int32_t* topk_indices, const int64_t* request, const int64_t* visible,
-                                      const int32_t* block_table, int64_t tokens, int64_t heads, int64_t rank,
-                                      int64_t rope, int64_t topk, int64_t max_blocks, int64_t block_size, float scale,
-                                      int64_t round_probs, void* out, int64_t out_dtype, float* lse);
+// What all rows of a weight [rows, columns] share in GPTQ, by groups of eight columns in the order `perm`, int64
+// [columns]; columns that fill up the last group are zero. x and hinv [groups, n, 8]: inputs and factors of each
+// column. coupling, gram [groups, 8, 8]: hinv^T x and x^T x of a group. curvature [groups * 8]: the diagonal of the
+// Hessian.
+struct GptqInputs {
+  int64_t columns, groups, n;
+  const int64_t* perm;
+  const float *x, *hinv, *coupling, *gram, *curvature;
+  double damping;
+};
 
-// out [tokens, heads, dim] <- the rotated queries; rows of k_cache <- the normed and rotated keys; all in dtype fp32 or
-// bf16, dim a multiple of 16. cos and sin [tokens, pairs]; slot_mapping [tokens], negative: written nowhere.
-int GLM5_NAME(indexer_preprocess)(const void* q, int64_t q_token_pitch, int64_t q_head_pitch, const void* k,
-                                  int64_t k_pitch, const void* norm_weight, int64_t weight_dtype,
-                                  const void* norm_bias, int64_t bias_dtype, float eps, const void* cos,
-                                  int64_t cos_pitch, const void* sin, int64_t sin_pitch, int64_t angle_dtype,
-                                  int64_t pairs, int64_t interleaved, const int64_t* slot_mapping, void* k_cache,
-                                  int64_t block_pitch, int64_t row_pitch, int64_t block_size, int64_t tokens,
-                                  int64_t heads, int64_t dim, int64_t dtype, void* out);
+// out [rows, columns] <- the integers of weight, both fp32; scale [rows] changes if `refits`. By the calling thread.
+int GLM5_NAME(gptq_round)(const float* weight, float* scale, int64_t rows, int64_t largest, int64_t passes,
+                          int64_t refits, const GptqInputs* inputs, float* out);
 
-// Of rows y [tokens, q_lora + rank + rope]: q_c and rounded_q_c (in dtype) [tokens, q_lora] <- the first part normed; rows
-// of ckv_cache <- the second one normed; rows of kpe_cache <- the third one rotated. All in dtype fp32 or bf16, sizes
-// multiples of 16. cos and sin [tokens, rope / 2]; slot_mapping [tokens], negative: written nowhere.
-int GLM5_NAME(mla_latents)(const void* y, int64_t y_pitch, int64_t dtype, const void* q_gamma, int64_t q_gamma_dtype,
-                           const void* kv_gamma, int64_t kv_gamma_dtype, float eps, const void* cos, int64_t cos_pitch,
-                           const void* sin, int64_t sin_pitch, int64_t angle_dtype, const int64_t* slot_mapping,
-                           void* ckv_cache, int64_t ckv_block_pitch, int64_t ckv_row_pitch, void* kpe_cache,
-                           int64_t kpe_block_pitch, int64_t kpe_row_pitch, int64_t block_size, int64_t tokens,
-                           int64_t q_lora, int64_t rank, int64_t rope, float* q_c, void* rounded_q_c);
+// The scale fp32 [rows] at which rounding each row of weight fp32 [rows, k] to -largest - 1 .. largest loses least;
+// grid [ratios] of the scale of max|w|, then up to `steps` refits. By the calling thread, as the next two.
+int GLM5_NAME(ssz_scale)(const float* weight, int64_t rows, int64_t k, int64_t largest, int64_t steps,
+                         const float* grid, int64_t ratios, float* out);
 
-// out [tokens, heads, rope] <- the rows z (token, head) of rope elements rotated, both in dtype fp32 or bf16.
-int GLM5_NAME(rotate_queries)(const void* z, int64_t token_pitch, int64_t head_pitch, int64_t dtype, const void* cos,
-                              int64_t cos_pitch, const void* sin, int64_t sin_pitch, int64_t angle_dtype,
-                              int64_t tokens, int64_t heads, int64_t rope, void* out);
+// out fp32 [rows, k] <- weight * factor [k] rounded, as integers times scales, refitted up to `steps` times.
+int GLM5_NAME(fake_round)(const float* weight, const float* factor, int64_t rows, int64_t k, int64_t largest,
+                          int64_t steps, float* out);
 
-// x <- x * weight times the Hadamard matrix of size n along dim, in place; x fp32 [rows, columns], whose size along dim is
-// a multiple of n. core [order, order] is the transposed core of n / order = 2^m; along dim 1 2^m is at least 16, along
-// dim 0 columns are a multiple of 16. weight [n] includes the factor 1 / sqrt(n).
-int GLM5_NAME(hadamard)(float* x, int64_t pitch, int64_t rows, int64_t columns, const float* weight, int64_t n,
-                        const float* core, int64_t order, int64_t dim);
+// stored int8 [rows, k] or, for 4 bits, [rows / 2, k], row 2i in the low and row 2i + 1 in the high halves; sums fp32
+// [rows, parts] of the integers of each part of a row; squares [2]: of the errors, and of the weights.
+int GLM5_NAME(round_rows)(const float* weight, const float* scale, int64_t rows, int64_t k, int64_t bits, int64_t parts,
+                          int8_t* stored, float* sums, double* squares);
+
+int GLM5_NAME(lightning_indexer)(const LightningIndexer* op);
+int GLM5_NAME(sparse_flash_attention)(const SparseFlashAttention* op);
+int GLM5_NAME(indexer_preprocess)(const IndexerPreprocess* op);
+int GLM5_NAME(mla_latents)(const MlaLatents* op);
+int GLM5_NAME(rotate_queries)(const RotateQueries* op);
+int GLM5_NAME(hadamard)(const Hadamard* op);
 #endif
 }
 #pragma GCC visibility pop

@@ -88,26 +88,22 @@ inline void scale_rows(const float* source, int64_t source_pitch, const float* w
   }
 }
 
-inline void hadamard_rows(float* x, int64_t pitch, int64_t rows, int64_t columns, const float* weight, int64_t n,
-                          const Core& core) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t start = 0; start < columns; start += n) {
-      transform_lanes(x + row * pitch + start, weight, n / kLanes);
-      transform_groups(x + row * pitch + start, n / kLanes, kLanes, core);
-    }
-}
-
-inline void hadamard_columns(float* x, int64_t pitch, int64_t rows, int64_t columns, const float* weight, int64_t n,
-                             const Core& core) {
+inline void hadamard(const Hadamard& op) {
   constexpr int64_t kPanel = 2 * kLanes;  // columns side by side: whole cache lines, and n of them fit the L2 cache
-  const Buffer<float> panel(n * kPanel);
-  for (int64_t start = 0; start < rows; start += n)
-    for (int64_t column = 0; column < columns; column += kPanel) {
-      float* const first = x + start * pitch + column;
-      const int64_t width = min(kPanel, columns - column);
-      scale_rows(first, pitch, weight, n, width, panel, kPanel);
-      for (int64_t lane = 0; lane < width; lane += kLanes) transform_groups(panel + lane, n, kPanel, core);
-      scale_rows(panel, kPanel, nullptr, n, width, first, pitch);
+  const Buffer<float> panel(op.dim ? 0 : op.n * kPanel), scratch(op.order * kLanes);
+  const Core core{op.core, op.order, scratch};
+  for (int64_t row = 0; row < op.rows; row += op.dim ? 1 : op.n)
+    for (int64_t column = 0; column < op.columns; column += op.dim ? op.n : kPanel) {
+      float* const x = op.x + row * op.pitch + column;
+      if (op.dim) {
+        transform_lanes(x, op.weight, op.n / kLanes);
+        transform_groups(x, op.n / kLanes, kLanes, core);
+        continue;
+      }
+      const int64_t width = min(kPanel, op.columns - column);
+      scale_rows(x, op.pitch, op.weight, op.n, width, panel, kPanel);
+      for (int64_t lane = 0; lane < width; lane += kLanes) transform_groups(panel + lane, op.n, kPanel, core);
+      scale_rows(panel, kPanel, nullptr, op.n, width, x, op.pitch);
     }
 }
 

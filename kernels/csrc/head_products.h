@@ -1,6 +1,7 @@
 // Products of each head: x [tokens, heads, n] times w [heads, n, r], summed in fp32.
 #pragma once
 #include "int8_tiles.h"
+#include "panel.h"
 #include "rows.h"
 
 namespace glm5::GLM5_SET {
@@ -10,46 +11,8 @@ struct HeadPitches {
   int64_t x[2], w[2], out[2];
 };
 
-#if defined(__AVX512F__)
-constexpr int kPanelColumns = 2 * kLanes, kPanelRows = 8;
-#else
-constexpr int kPanelColumns = kLanes, kPanelRows = 6;
-#endif
 // Rows of a weight that are converted to fp32 together; tokens that share them; rows that are requested ahead.
 constexpr int64_t kDepth = 64, kHeadTokens = 128, kRowsAhead = 48;
-
-// sums [kRows, kPanelColumns] += x [kRows, depth] times panel [depth, kPanelColumns], in the order of the terms.
-template <int kRows>
-void accumulate(const float* x, int64_t x_pitch, const float* panel, int64_t depth, float* sums, int64_t pitch) {
-  constexpr int kGroups = kPanelColumns / kLanes;
-  F32x16 total[kRows][kGroups];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-    for (int g = 0; g < kGroups; ++g) total[r][g] = F32x16::load(sums + pitch * r + kLanes * g);
-  for (int64_t k = 0; k < depth; ++k) {
-    F32x16 columns[kGroups];
-    for (int g = 0; g < kGroups; ++g) columns[g] = F32x16::load(panel + kPanelColumns * k + kLanes * g);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const F32x16 factor = F32x16::broadcast(x[x_pitch * r + k]);
-      for (int g = 0; g < kGroups; ++g) total[r][g] = fma(factor, columns[g], total[r][g]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-    for (int g = 0; g < kGroups; ++g) total[r][g].store(sums + pitch * r + kLanes * g);
-}
-
-// The same for any number of rows.
-inline void accumulate_rows(int64_t rows, const float* x, int64_t x_pitch, const float* panel, int64_t depth,
-                            float* sums, int64_t pitch) {
-  int64_t r = 0;
-  for (; r + kPanelRows <= rows; r += kPanelRows)
-    accumulate<kPanelRows>(x + x_pitch * r, x_pitch, panel, depth, sums + pitch * r, pitch);
-  for (; r + 4 <= rows; r += 4) accumulate<4>(x + x_pitch * r, x_pitch, panel, depth, sums + pitch * r, pitch);
-  for (; r + 2 <= rows; r += 2) accumulate<2>(x + x_pitch * r, x_pitch, panel, depth, sums + pitch * r, pitch);
-  if (r < rows) accumulate<1>(x + x_pitch * r, x_pitch, panel, depth, sums + pitch * r, pitch);
-}
 
 // out <- some tokens of a head; x, w and out are those of the head. scratch: [tokens, n], [tokens, r], [kDepth, r].
 template <class X, class W>
@@ -76,7 +39,7 @@ void multiply_head(const void* x, const void* w, void* out, const HeadPitches& p
       }
     }
     for (int64_t c = 0; c < r; c += kPanelColumns)
-      accumulate_rows(tokens, left + start, n, panel + kDepth * c, depth, total + c, r);
+      add_panel<Fp32Terms>(panel + kDepth * c, left + start, n, tokens, depth, total + c, r);
   }
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t c = 0; c < r; c += kLanes)

@@ -7,17 +7,6 @@
 
 namespace glm5::GLM5_SET {
 
-struct IndexerPreprocess {
-  Rows q, out, k, cache;      // (token, head); the same; (0, token); (block, offset): all of one dtype, [dim]
-  const void *weight, *bias;  // of the norm, fp32 or bf16 [dim]
-  int64_t weight_dtype, bias_dtype;
-  float eps;
-  Angles angles;
-  bool interleaved;
-  const int64_t* slots;  // rows of the cache, negative: written nowhere
-  int64_t tokens, heads, dim, block_size;
-};
-
 // x <- (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias.
 inline void layer_norm(float* x, int64_t dim, const float* weight, const float* bias, float eps) {
   F32x16 sums = F32x16::zero(), squares = F32x16::zero();
@@ -45,21 +34,21 @@ inline void indexer_preprocess(const IndexerPreprocess& op) {
   const PerThread scratch(make);
   parallel_for(op.tokens, kTokens, [&](int64_t first, int64_t last, int thread) {
     const Scratch mine = scratch[thread];
-    load_row(op.weight, op.weight_dtype, op.dim, mine.weight);
-    load_row(op.bias, op.bias_dtype, op.dim, mine.bias);
+    load_row(op.weight.base, op.weight.dtype, op.dim, mine.weight);
+    load_row(op.bias.base, op.bias.dtype, op.dim, mine.bias);
     for (int64_t token = first; token < last; ++token) {
-      op.angles.load(token, mine.angles);
+      load_angles(op.angles, token, mine.angles);
       for (int64_t head = 0; head < op.heads; ++head) {
-        load_row(op.q.at(token, head), op.q.dtype, op.dim, mine.row);
+        load_row(row_at(op.q, token, head), op.q.dtype, op.dim, mine.row);
         rotate(mine.row, mine.angles, op.angles.pairs, op.interleaved);
-        store_row(mine.row, op.q.dtype, op.dim, op.out.writable(token, head));
+        store_row(mine.row, op.q.dtype, op.dim, writable_row_at(op.out, token, head));
       }
       const int64_t slot = op.slots[token];
       if (slot < 0) continue;
-      load_row(op.k.at(0, token), op.q.dtype, op.dim, mine.row);
-      layer_norm(mine.row, op.dim, mine.weight, mine.bias, op.eps);
+      load_row(row_at(op.k, 0, token), op.q.dtype, op.dim, mine.row);
+      layer_norm(mine.row, op.dim, mine.weight, mine.bias, static_cast<float>(op.eps));
       rotate(mine.row, mine.angles, op.angles.pairs, op.interleaved);
-      store_row(mine.row, op.q.dtype, op.dim, op.cache.writable(slot / op.block_size, slot % op.block_size));
+      store_row(mine.row, op.q.dtype, op.dim, writable_row_at(op.k_cache, slot / op.block_size, slot % op.block_size));
     }
   });
 }

@@ -69,6 +69,7 @@ inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t 
 // Tiles 0, 1 (and 2, 3) += `steps` steps of the panel times one (or two) groups of tokens.
 template <bool kPacked, bool kTwo>
 GLM5_INLINE void add_products(const uint8_t* panel, const int8_t* first, const int8_t* second, int64_t steps) {
+  flush_stores();
   for (int64_t step = 0; step < steps; ++step) {
     _tile_loadd(4, panel + kTileBytes * step, kPanelPitch);
     _tile_loadd(5, panel + kTileBytes * step + kTile * kPanelPitch, kPanelPitch);

@@ -65,7 +65,7 @@ void multiply_task(const Tokens& x, const Block& block, int64_t task, const int3
 // More tokens than these are multiplied by AMX: a tile of sixteen takes as long as so many by vectors.
 constexpr int64_t kVectorTokens = 8;
 #else
-constexpr int64_t kVectorTokens = kGroupTokens;
+constexpr int64_t kVectorTokens = INT64_MAX;
 struct Tiles {};
 inline int64_t group_bytes(int64_t) { return 0; }
 inline void pack_tokens(const int8_t* const*, int64_t, int64_t, int8_t*) {}

@@ -14,30 +14,28 @@
 
 namespace glm5::GLM5_SET {
 
-struct Indexer {
-  Rows q;                            // (token, head), [dims]
-  Rows keys;                         // (block, offset), [dims]
-  const float *weights, *key_scale;  // [tokens, heads]; [num_blocks, block_size] or null
-  const int64_t *starts, *visible;   // [requests + 1], the tokens of requests; [tokens], the positions that they see
-  const int32_t* block_table;        // [requests, max_blocks]
-  int64_t requests, max_blocks, block_size, heads, dims, topk;
-  int32_t* out;  // [tokens, topk]
+using Indexer = LightningIndexer;
 
-  // Positions that have a column in the table.
-  int64_t readable(int64_t token) const { return min(visible[token], max_blocks * block_size); }
-  // Both sides are bf16, or int8, which bf16 holds exactly: two of them fill the 32 bits of a lane.
-  bool by_pairs() const { return kBf16Pairs && q.dtype != kFp32 && keys.dtype != kFp32 && dims % (2 * kLanes) == 0; }
-  int64_t words() const { return by_pairs() ? dims / 2 : dims; }
-  bool copies_keys() const { return keys.dtype != kFp32 && !(by_pairs() && keys.dtype == kBf16); }
-  // The address of a key, to prefetch it; of any one if its block is missing.
-  const char* key(int64_t request, int64_t position) const {
-    const int64_t block = block_table[request * max_blocks + position / block_size];
-    return keys.at(max(block, 0), position % block_size);
-  }
-};
+// Positions of a token that have a column in the table.
+inline int64_t readable(const Indexer& op, int64_t token) {
+  return min(op.visible[token], op.max_blocks * op.block_size);
+}
+// Both sides are bf16, or int8, which bf16 holds exactly: two of them fill a word, the 32 bits of a lane.
+inline bool by_pairs(const Indexer& op) {
+  return kBf16Pairs && op.q.dtype != kFp32 && op.k_cache.dtype != kFp32 && op.dims % (2 * kLanes) == 0;
+}
+inline int64_t words(const Indexer& op) { return by_pairs(op) ? op.dims / 2 : op.dims; }
+inline bool copies_keys(const Indexer& op) {
+  return op.k_cache.dtype != kFp32 && !(by_pairs(op) && op.k_cache.dtype == kBf16);
+}
+// The address of a key, to prefetch it; of any one if its block is missing.
+inline const char* key_at(const Indexer& op, int64_t request, int64_t position) {
+  const int64_t block = op.block_table[request * op.max_blocks + position / op.block_size];
+  return row_at(op.k_cache, max(block, 0), position % op.block_size);
+}
 
 // Keys are prefetched this many keys ahead: memory answers after some thousand cycles.
-constexpr int64_t kAhead = 96;
+constexpr int64_t kKeysAhead = 96;
 
 // Query tokens first..last of a request; the last one sees `length` positions.
 struct IndexerTask {
@@ -60,11 +58,11 @@ struct IndexerScratch {
 
   static int64_t lanes(const Indexer& op) { return round_up(op.heads, 2 * kLanes); }
   IndexerScratch(Arena& arena, const Indexer& op, int64_t tokens)
-      : query(arena.take<float>(tokens * lanes(op) * op.words())),
+      : query(arena.take<float>(tokens * lanes(op) * words(op))),
         weights(arena.take<float>(tokens * lanes(op))),
         mask(arena.take<float>(lanes(op))),
-        keys(arena.take<float>(kKeys * op.words())),
-        zeros(arena.take<float>(op.words())),
+        keys(arena.take<float>(kKeys * words(op))),
+        zeros(arena.take<float>(words(op))),
         products(arena.take<float>(lanes(op) * 2 * kLanes)) {}
 };
 

@@ -8,7 +8,7 @@ namespace glm5::GLM5_SET {
 
 // Heads and blocks of keys in whole tiles.
 inline bool scores_by_amx(const Indexer& op) {
-  return op.by_pairs() && op.heads % kTile == 0 && op.block_size % kTile == 0;
+  return by_pairs(op) && op.heads % kTile == 0 && op.block_size % kTile == 0;
 }
 
 // out[0:8] <- for each of 8 keys, the sum over heads of weights[h] * relu(product).
@@ -29,25 +29,26 @@ inline void weigh_heads(const float* products, const float* weights, int64_t gro
 // `score_by_vectors` for blocks and heads of whole tiles.
 inline void score_by_amx(const Indexer& op, const IndexerTask& task, int64_t start, int64_t stop, float* scores,
                          const IndexerScratch& scratch) {
-  const int64_t words = op.words(), lanes = IndexerScratch::lanes(op);
-  const TileRegisters registers;
+  const int64_t width = words(op), lanes = IndexerScratch::lanes(op);
+  const int64_t row_bytes = op.k_cache.row_pitch * element_bytes(op.k_cache.dtype);
+  const Tiles registers;
   lay_out_heads(op, task, kTile, scratch);
   for (int64_t first = start; first < stop; first += kSide) {
     const int64_t count = min(kSide, stop - first);
     const FoundKeys found(op, task.request, first, count, scratch);
-    prefetch(op.key(task.request, min(first + kAhead, stop - 1)), kSide * op.keys.row_pitch);
+    prefetch(key_at(op, task.request, min(first + kKeysAhead, stop - 1)), kSide * row_bytes);
     LeftTiles keys;
     for (int tile = 0; tile < 2; ++tile) {  // a tile lies in one block; beyond the last key any tile will do
       keys.rows[tile] = found.rows[tile * kTile < count ? tile * kTile : 0];
       const bool is_missing = keys.rows[tile] == reinterpret_cast<const char*>(scratch.zeros);
-      keys.pitch[tile] = is_missing ? 0 : op.copies_keys() ? 4 * words : op.keys.row_pitch;
+      keys.pitch[tile] = is_missing ? 0 : copies_keys(op) ? 4 * width : row_bytes;
     }
     for (int64_t token = task.first; token < task.last; ++token) {
-      const int64_t seen = min(count, op.readable(token) - first), row = token - task.first;
+      const int64_t seen = min(count, readable(op, token) - first), row = token - task.first;
       if (seen <= 0) continue;
       for (int64_t head = 0; head < lanes; head += kSide) {
-        const char* const query = reinterpret_cast<const char*>(scratch.query + (row * lanes + head) * words);
-        multiply_tiles(keys, {{query, query + 4 * kTile * words}, 4 * kTile}, words / kTile, true,
+        const char* const query = reinterpret_cast<const char*>(scratch.query + (row * lanes + head) * width);
+        multiply_tiles(keys, {{query, query + 4 * kTile * width}, 4 * kTile}, width / kTile, true,
                        scratch.products + head * kSide, 4 * kSide);
       }
       float* const out = scores + row * task.pitch() + first;

@@ -10,13 +10,13 @@ template <class Work>
 void for_each_task(const Indexer& op, const Work& work) {
   constexpr int64_t kScores = 1 << 23;
   for (int64_t request = 0; request < op.requests; ++request) {
-    const int64_t start = op.starts[request], end = op.starts[request + 1];
-    const int64_t length = end > start ? op.readable(end - 1) : 0;
+    const int64_t start = op.query_start_loc[request], end = op.query_start_loc[request + 1];
+    const int64_t length = end > start ? readable(op, end - 1) : 0;
     if (length <= 0) fill(op.out + start * op.topk, (end - start) * op.topk, -1);
     const int64_t size = length > 0 ? max(1, min(kScores / length, IndexerScratch::kTokens)) : 1;
     for (int64_t first = start; length > 0 && first < end; first += size) {
       const int64_t last = min(first + size, end);
-      work(IndexerTask{request, first, last, op.readable(last - 1)});
+      work(IndexerTask{request, first, last, readable(op, last - 1)});
     }
   }
 }
@@ -26,7 +26,7 @@ inline void score(const Indexer& op, const IndexerTask& task, int64_t start, int
   if (start >= stop) return;
   if (scores_by_amx(op))
     score_by_amx(op, task, start, stop, scores, scratch);
-  else if (op.by_pairs())
+  else if (by_pairs(op))
     score_by_vectors<Bf16Pairs>(op, task, start, stop, scores, scratch);
   else
     score_by_vectors<Fp32Terms>(op, task, start, stop, scores, scratch);
@@ -35,7 +35,7 @@ inline void score(const Indexer& op, const IndexerTask& task, int64_t start, int
 // op.out <- the best positions of a token of a task whose keys are scored; selection: uint32 [2 * task.length].
 inline void select(const Indexer& op, const IndexerTask& task, int64_t token, const float* scores,
                    uint32_t* selection) {
-  best_positions(scores + (token - task.first) * task.pitch(), max(0, op.readable(token)), op.out + token * op.topk,
+  best_positions(scores + (token - task.first) * task.pitch(), max(0, readable(op, token)), op.out + token * op.topk,
                  op.topk, selection);
 }
 

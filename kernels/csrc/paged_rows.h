@@ -24,21 +24,15 @@ GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
     work(Int8{});
 }
 
-// Row (a, b) begins at base + a * block_pitch + b * row_pitch bytes.
-struct Rows {
-  const char* base;
-  int64_t block_pitch, row_pitch, dtype;
+GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
 
-  // Pitches in elements.
-  Rows(const void* rows, int64_t block, int64_t row, int64_t dtype)
-      : base(static_cast<const char*>(rows)), block_pitch(block), row_pitch(row), dtype(dtype) {
-    const int64_t size = dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1;
-    block_pitch *= size;
-    row_pitch *= size;
-  }
-  const char* at(int64_t a, int64_t b) const { return base + a * block_pitch + b * row_pitch; }
-  char* writable(int64_t a, int64_t b) const { return const_cast<char*>(at(a, b)); }
-};
+// The address of row (a, b).
+GLM5_INLINE const char* row_at(const Rows& rows, int64_t a, int64_t b) {
+  return static_cast<const char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
+}
+GLM5_INLINE char* writable_row_at(const Rows& rows, int64_t a, int64_t b) {
+  return const_cast<char*>(row_at(rows, a, b));
+}
 
 // out fp32 [dims] <- a row of dtype; dims is a multiple of 16.
 inline void load_row(const void* row, int64_t dtype, int64_t dims, float* out) {

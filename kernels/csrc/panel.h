@@ -48,24 +48,27 @@ inline void add_rows(const float* panel, const float* left, int64_t left_pitch, 
     for (int g = 0; g < kPanelGroups; ++g) sums[r][g].store(out + r * out_pitch + g * kLanes);
 }
 
-// `add_rows` for any multiple of kFewRows rows. With sixteen registers six rows fill them: twelve sums, two halves of a
-// panel's row and a broadcast. Fewer than twelve sums wait for each other, so a rest of eight rows is made of fours.
+// `add_rows` for any number of rows. With sixteen registers six rows fill them: twelve sums, two halves of a panel's
+// row and a broadcast. Fewer than twelve sums wait for each other, so a rest of eight rows is made of fours.
 template <class Terms>
 inline void add_panel(const float* panel, const float* left, int64_t left_pitch, int64_t rows, int64_t depth,
                       float* out, int64_t out_pitch) {
-  const auto add = [&]<int kCount>(std::integral_constant<int, kCount>, int64_t row) {
-    add_rows<Terms, kCount>(panel, left + row * left_pitch, left_pitch, depth, out + row * out_pitch, out_pitch);
-    return row + kCount;
-  };
-  int64_t row = 0;
-  if constexpr (kPanelRows == 8) {
-    while (rows - row >= 8) row = add(std::integral_constant<int, 8>(), row);
-  } else {
-    while (rows - row >= 6 && rows - row != 8) row = add(std::integral_constant<int, 6>(), row);
-  }
-  while (rows - row >= 4) row = add(std::integral_constant<int, 4>(), row);
-  if constexpr (kFewRows == 2) {
-    if (row < rows) add(std::integral_constant<int, 2>(), row);
+  constexpr int kMost = kPanelRows == 8 ? 8 : 6;
+  while (rows) {
+    const auto add = [&]<int kCount>() {
+      add_rows<Terms, kCount>(panel, left, left_pitch, depth, out, out_pitch);
+      left += kCount * left_pitch;
+      out += kCount * out_pitch;
+      rows -= kCount;
+    };
+    if (rows >= kMost && (kMost == 8 || rows != 8))
+      add.template operator()<kMost>();
+    else if (rows >= 4)
+      add.template operator()<4>();
+    else if (rows >= 2)
+      add.template operator()<2>();
+    else
+      add.template operator()<1>();
   }
 }
 

@@ -21,21 +21,10 @@ namespace glm5::GLM5_SET {
 // Latents that share a scale in a packed row: int8 [rank], bf16 [rope], fp32 [rank / 128].
 constexpr int64_t kPerScale = 128;
 
-struct Attention {
-  Rows nope, pe;                     // (token, head), [rank] and [rope]
-  Rows ckv, kpe;                     // (block, offset), of one dtype; where ckv is int8, both lie in packed rows
-  const int32_t* topk_indices;       // [tokens, topk]
-  const int64_t *request, *visible;  // [tokens]
-  const int32_t* block_table;        // [requests, max_blocks]
-  int64_t tokens, heads, rank, rope, topk, max_blocks, block_size;
-  float scale;
-  bool round_probs;  // to bf16, before they multiply the values
-  Rows out;          // (token, head), [rank]
-  float* lse;        // [tokens, heads]
+using Attention = SparseFlashAttention;
 
-  bool packed() const { return ckv.dtype == kInt8; }
-  bool bf16_queries() const { return nope.dtype == kBf16 && pe.dtype == kBf16; }
-};
+inline bool packed(const Attention& op) { return op.ckv_cache.dtype == kInt8; }
+inline bool bf16_queries(const Attention& op) { return op.ql_nope.dtype == kBf16 && op.q_pe.dtype == kBf16; }
 
 // Some neighbouring heads of a token.
 struct AttentionTask {
@@ -62,7 +51,7 @@ struct AttentionSums {
   int64_t heads, pitch;          // heads with padding; of a row of mixed
   float* mixed;                  // [heads, pitch], the weighted sum of values
   float *peak, *total, *factor;  // [heads], of the softmax
-  const char **ckv, **kpe;       // [topk + kStep]
+  const char **ckv, **kpe;       // [topk + kPanelColumns]
 
   AttentionSums(Arena& arena, const Attention& op, int64_t heads, int64_t pitch)
       : heads(heads),
@@ -71,8 +60,8 @@ struct AttentionSums {
         peak(arena.take<float>(heads)),
         total(arena.take<float>(heads)),
         factor(arena.take<float>(heads)),
-        ckv(arena.take<const char*>(op.topk + kStep)),
-        kpe(arena.take<const char*>(op.topk + kStep)) {}
+        ckv(arena.take<const char*>(op.topk + kPanelColumns)),
+        kpe(arena.take<const char*>(op.topk + kPanelColumns)) {}
 
   void clear() const {
     fill(peak, heads, -kInfinity);
@@ -81,7 +70,7 @@ struct AttentionSums {
 };
 
 // sums.ckv and kpe <- the addresses of a token's first `most` selected rows; their number. The last one is repeated up
-// to a multiple of kStep: padding must be a row that was written.
+// to a multiple of kPanelColumns: padding must be a row that was written.
 inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, const AttentionSums& sums) {
   const int32_t *indices = op.topk_indices + token * op.topk,
                 *blocks = op.block_table + op.request[token] * op.max_blocks;
@@ -92,10 +81,10 @@ inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, con
     if (position < 0) break;  // the first negative entry ends the list
     const int64_t index = position / op.block_size;
     if (position >= visible || index >= op.max_blocks || blocks[index] < 0) continue;
-    sums.ckv[count] = op.ckv.at(blocks[index], position - index * op.block_size);
-    sums.kpe[count++] = op.kpe.at(blocks[index], position - index * op.block_size);
+    sums.ckv[count] = row_at(op.ckv_cache, blocks[index], position - index * op.block_size);
+    sums.kpe[count++] = row_at(op.kpe_cache, blocks[index], position - index * op.block_size);
   }
-  for (int64_t key = count; count && key < round_up(count, kStep); ++key) {
+  for (int64_t key = count; count && key < round_up(count, kPanelColumns); ++key) {
     sums.ckv[key] = sums.ckv[count - 1];
     sums.kpe[key] = sums.kpe[count - 1];
   }
@@ -104,10 +93,10 @@ inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, con
 
 // Prefetches the selected rows start..stop.
 inline void prefetch_rows(const Attention& op, int64_t start, int64_t stop, const AttentionSums& sums) {
-  const int64_t size = op.ckv.dtype == kFp32 ? 4 : op.ckv.dtype == kBf16 ? 2 : 1;
+  const int64_t size = op.ckv_cache.dtype == kFp32 ? 4 : op.ckv_cache.dtype == kBf16 ? 2 : 1;
   for (int64_t key = start; key < stop; ++key) {
     prefetch(sums.ckv[key], op.rank * size);
-    prefetch(sums.kpe[key], op.rope * (op.packed() ? 2 : size));
+    prefetch(sums.kpe[key], op.rope * (packed(op) ? 2 : size));
   }
 }
 
@@ -130,7 +119,7 @@ inline void store_sums(const Attention& op, const AttentionTask& task, int64_t c
     const F32x16 total = F32x16::broadcast(sums.total[head]);
     for (int64_t i = 0; i < op.rank; i += kLanes)
       (count ? F32x16::load(row + i) / total : F32x16::zero()).store(row + i);
-    store_row(row, op.out.dtype, op.rank, op.out.writable(task.token, task.first_head + head));
+    store_row(row, op.out.dtype, op.rank, writable_row_at(op.out, task.token, task.first_head + head));
     op.lse[task.token * op.heads + task.first_head + head] =
         count ? sums.peak[head] + logf(sums.total[head]) : kInfinity;
   }

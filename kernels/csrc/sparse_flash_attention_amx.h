@@ -15,8 +15,8 @@ namespace glm5::GLM5_SET {
 
 // bf16 queries of more than a few heads, in whole sides.
 inline bool attends_by_amx(const Attention& op) {
-  const bool keys = op.ckv.dtype == kBf16 || op.packed();
-  return op.bf16_queries() && keys && op.heads > kFewRows && op.rank % kSide == 0 && op.rope % kSide == 0;
+  const bool keys = op.ckv_cache.dtype == kBf16 || packed(op);
+  return bf16_queries(op) && keys && op.heads > kFewRows && op.rank % kSide == 0 && op.rope % kSide == 0;
 }
 
 // Memory of a thread; H heads in whole sides, R = rank, D = rank + rope. Rows of pairs and mixed are longer than
@@ -49,7 +49,8 @@ inline void load_query(const Attention& op, const AttentionTask& task, const Amx
     for (const bool latent : {true, false}) {
       const char* rows[kTile];
       for (int lane = 0; lane < kTile; ++lane)
-        rows[lane] = (latent ? op.nope : op.pe).at(task.token, task.first_head + min(first + lane, task.heads - 1));
+        rows[lane] =
+            row_at(latent ? op.ql_nope : op.q_pe, task.token, task.first_head + min(first + lane, task.heads - 1));
       float* const target = tile.query + (first * tile.dims + (latent ? 0 : op.rank * kTile)) / 2;
       transpose_rows(rows, 0, (latent ? op.rank : op.rope) / 2, kFp32, target, kTile);
     }
@@ -79,11 +80,12 @@ inline void gather(const Attention& op, int64_t start, int64_t keys, int64_t who
     for (int i = 0; i < 2; ++i) {
       const int64_t row = start + min(key + i, keys - 1);
       rows[i] = tile.ckv[row];
-      if (op.packed()) {
+      if (packed(op)) {
         unpack_latents<Bf16>(op, tile.ckv[row], tile.kpe[row], tile.unpacked + i * op.rank);
         rows[i] = tile.unpacked + i * op.rank;
       }
-      std::memcpy(target + i * tile.dims + op.rank, tile.kpe[row], static_cast<size_t>(2 * op.rope));
+      for (int64_t c = 0; c < op.rope; c += kSide)
+        _mm512_storeu_si512(target + i * tile.dims + op.rank + c, _mm512_loadu_si512(tile.kpe[row] + 2 * c));
     }
     copy_and_pair(rows[0], rows[1], op.rank, target, target + tile.dims, tile.pairs + key / 2 * tile.pitch);
   }
@@ -103,6 +105,12 @@ inline void score_tile(int64_t whole, const AmxTile& tile) {
     }
 }
 
+// Two fp32 as a pair of bf16 in each lane; denormal numbers become 0.
+GLM5_INLINE F32x16 rounded_pair(F32x16 even, F32x16 odd) {
+  const auto halves = [](F32x16 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.v[0])); };
+  return {{(Floats)_mm512_or_si512(halves(even), _mm512_slli_epi32(halves(odd), 16))}};
+}
+
 // Sixteen columns of scores [whole, pitch], of which `keys` rows count -> unnormalised probabilities. Row 2 i gets
 // those of rows 2 i and 2 i + 1 as pairs; with two terms row 2 i + 1 gets their rounding errors. Peak, total and factor
 // [16].
@@ -119,13 +127,13 @@ inline void softmax_columns(float* scores, int64_t pitch, int64_t keys, int64_t 
     F32x16::broadcast(-kInfinity).store(scores + key * pitch);
   for (int64_t key = 0; key < whole; key += 2) {
     float *const even = scores + key * pitch, *const odd = even + pitch;
-    const F32x16 p = exponential(F32x16::load(even) - highest), q = exponential(F32x16::load(odd) - highest);
+    const F32x16 p = softmax_exp(F32x16::load(even) - highest), q = softmax_exp(F32x16::load(odd) - highest);
     added = added + p + q;
-    const F32x16 rounded_p = rounded_to_bf16(p), rounded_q = rounded_to_bf16(q);
-    paired_bf16(rounded_p, rounded_q).store(even);
-    if (terms == 2) paired_bf16(rounded_to_bf16(p - rounded_p), rounded_to_bf16(q - rounded_q)).store(odd);
+    const F32x16 rounded = rounded_pair(p, q);
+    rounded.store(even);
+    if (terms == 2) rounded_pair(p - even_bf16(rounded), q - odd_bf16(rounded)).store(odd);
   }
-  const F32x16 shrunk = exponential(before - highest);
+  const F32x16 shrunk = softmax_exp(before - highest);
   (F32x16::load(total) * shrunk + added).store(total);
   highest.store(peak);
   shrunk.store(factor);
@@ -135,8 +143,8 @@ inline void softmax_columns(float* scores, int64_t pitch, int64_t keys, int64_t 
 inline void softmax_tile(const Attention& op, int64_t keys, int64_t whole, int terms, const AmxTile& tile) {
   for (int64_t head = 0; head < tile.heads; head += kTile) {
     float* const scores = tile.scores + head;
-    softmax_columns(scores, tile.heads, keys, whole, op.scale, terms, tile.peak + head, tile.total + head,
-                    tile.factor + head);
+    softmax_columns(scores, tile.heads, keys, whole, static_cast<float>(op.scale), terms, tile.peak + head,
+                    tile.total + head, tile.factor + head);
     for (int term = 0; term < terms; ++term)
       for (int64_t pair = 0; pair < whole / 2; pair += kLanes) {
         F32x16 x[kLanes];
@@ -173,7 +181,7 @@ inline void attend_by_amx(const Attention& op) {
   const int terms = op.round_probs ? 1 : 2;
   parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
     const AmxTile tile = tiles[thread];
-    const TileRegisters registers;
+    const Tiles registers;
     for (int64_t index = first; index < last; ++index) {
       const AttentionTask task = groups.task(op, index);
       const int64_t count = select_rows(op, task.token, op.topk, tile);
@@ -191,8 +199,5 @@ inline void attend_by_amx(const Attention& op) {
   });
 }
 
-#else
-inline bool attends_by_amx(const Attention&) { return false; }
-inline void attend_by_amx(const Attention&) {}
 #endif
 }  // namespace glm5::GLM5_SET

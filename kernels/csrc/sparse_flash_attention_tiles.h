@@ -14,7 +14,7 @@ struct TileLayout {
   int64_t latent_words, words;
 
   explicit TileLayout(const Attention& op)
-      : pairs(kBf16Pairs && op.bf16_queries() && op.ckv.dtype == kBf16 && op.rank % (2 * kLanes) == 0 &&
+      : pairs(kBf16Pairs && bf16_queries(op) && op.ckv_cache.dtype == kBf16 && op.rank % (2 * kLanes) == 0 &&
               op.rope % (2 * kLanes) == 0),
         value_pairs(pairs && op.round_probs),
         latent_words(op.rank / (pairs ? 2 : 1)),
@@ -35,8 +35,8 @@ struct AttentionTile : AttentionSums {
         keys(arena.take<float>(TileLayout::kDepth * kPanelColumns)),
         values(arena.take<float>(TileLayout::kKeys * kPanelColumns)),
         scores(arena.take<float>(heads * TileLayout::kKeys)),
-        latents(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rank : 0)),
-        rotated(arena.take<float>(op.packed() ? TileLayout::kKeys * op.rope : 0)),
+        latents(arena.take<float>(packed(op) ? TileLayout::kKeys * op.rank : 0)),
+        rotated(arena.take<float>(packed(op) ? TileLayout::kKeys * op.rope : 0)),
         latent_rows(arena.take<const char*>(TileLayout::kKeys)),
         rotated_rows(arena.take<const char*>(TileLayout::kKeys)) {}
 };
@@ -44,11 +44,11 @@ struct AttentionTile : AttentionSums {
 // tile.query <- both parts of every head's query; zeros after the last head.
 inline void load_query(const Attention& op, const AttentionTask& task, const TileLayout& layout,
                        const AttentionTile& tile) {
-  const int64_t nope_dtype = layout.pairs ? kFp32 : op.nope.dtype, pe_dtype = layout.pairs ? kFp32 : op.pe.dtype;
+  const int64_t nope_dtype = layout.pairs ? kFp32 : op.ql_nope.dtype, pe_dtype = layout.pairs ? kFp32 : op.q_pe.dtype;
   for (int64_t head = 0; head < task.heads; ++head) {
     float* const row = tile.query + head * layout.words;
-    load_row(op.nope.at(task.token, task.first_head + head), nope_dtype, layout.latent_words, row);
-    load_row(op.pe.at(task.token, task.first_head + head), pe_dtype, layout.words - layout.latent_words,
+    load_row(row_at(op.ql_nope, task.token, task.first_head + head), nope_dtype, layout.latent_words, row);
+    load_row(row_at(op.q_pe, task.token, task.first_head + head), pe_dtype, layout.words - layout.latent_words,
              row + layout.latent_words);
   }
   fill(tile.query + task.heads * layout.words, (tile.heads - task.heads) * layout.words, 0.0f);
@@ -77,7 +77,7 @@ inline void multiply_panel(bool pairs, const float* panel, const float* left, in
 // time: transposed, they stay in the L1 cache for all heads. The columns of a key are added in order.
 inline void score_tile(const Attention& op, const TileLayout& layout, const char* const* ckv, const char* const* kpe,
                        int64_t keys, const AttentionTile& tile) {
-  const int64_t dtype = layout.pairs || op.packed() ? kFp32 : op.ckv.dtype, size = dtype == kFp32 ? 4 : 2;
+  const int64_t dtype = layout.pairs || packed(op) ? kFp32 : op.ckv_cache.dtype, size = dtype == kFp32 ? 4 : 2;
   fill(tile.scores, tile.heads * TileLayout::kKeys, 0.0f);
   for (int64_t key = 0; key < keys; key += kPanelColumns)
     for (int64_t word = 0, depth; word < layout.words; word += depth) {
@@ -104,7 +104,7 @@ inline float exponentiate_row(float* row, int64_t keys, float scale, bool round,
   if (largest > peak) peak = largest;
   F32x16 sum = F32x16::zero();
   for (int64_t i = 0; i < keys; i += kLanes) {
-    const F32x16 p = exponential(F32x16::load(row + i) - F32x16::broadcast(peak));
+    const F32x16 p = softmax_exp(F32x16::load(row + i) - F32x16::broadcast(peak));
     sum += p;
     (round ? rounded_to_bf16(p) : p).store(row + i);
   }
@@ -131,7 +131,7 @@ inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t 
     float *const row = tile.scores + head * TileLayout::kKeys, *const mixed = tile.mixed + head * tile.pitch;
     fill(row + keys, whole - keys, -kInfinity);
     const float before = tile.peak[head];
-    const float added = exponentiate_row(row, whole, op.scale, op.round_probs, tile.peak[head]);
+    const float added = exponentiate_row(row, whole, static_cast<float>(op.scale), op.round_probs, tile.peak[head]);
     const float factor = expf(before - tile.peak[head]);
     tile.total[head] = tile.total[head] * factor + added;
     if (factor != 1.0f)
@@ -144,7 +144,7 @@ inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t 
 // tile.mixed += probabilities times values, kPanelColumns columns of the rows at a time, which fit the L1 cache.
 inline void add_values(const Attention& op, const TileLayout& layout, const char* const* ckv, int64_t keys,
                        const AttentionTile& tile) {
-  const bool fp32 = op.packed() || op.ckv.dtype == kFp32;
+  const bool fp32 = packed(op) || op.ckv_cache.dtype == kFp32;
   for (int64_t column = 0; column < op.rank; column += kPanelColumns) {
     if (layout.value_pairs)
       for (int64_t key = 0; key < keys; key += 2)
@@ -181,7 +181,7 @@ inline void attend_by_vectors(const Attention& op) {
         const int64_t keys = min(TileLayout::kKeys, count - start), whole = round_up(keys, kPanelColumns);
         const char **ckv = tile.ckv + start, **kpe = tile.kpe + start;
         prefetch_rows(op, start + keys, min(start + 2 * TileLayout::kKeys, count), tile);
-        if (op.packed()) {
+        if (packed(op)) {
           unpack_rows(op, start, whole, tile);
           ckv = tile.latent_rows;
           kpe = tile.rotated_rows;

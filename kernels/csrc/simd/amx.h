@@ -8,6 +8,9 @@ namespace glm5::GLM5_SET {
 constexpr int kTileBytes = 4 * kTile;  // of a row
 constexpr int kTileSize = kTile * kTileBytes;
 
+// Stores before it reach memory: gcc 12's _tile_loadd and _tile_loadconfig do not say that they read it.
+GLM5_INLINE void flush_stores() { __asm__ volatile("" ::: "memory"); }
+
 // While it lives, this thread's tile registers have their full size; cleared after it, as other code expects them.
 class Tiles {
  public:
@@ -17,6 +20,7 @@ class Tiles {
       config[16 + 2 * tile] = kTileBytes;
       config[48 + tile] = kTile;
     }
+    flush_stores();
     _tile_loadconfig(config);
   }
   ~Tiles() { _tile_release(); }

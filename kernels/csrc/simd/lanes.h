@@ -119,6 +119,15 @@ GLM5_INLINE F32x16 if_number(F32x16 x, F32x16 other) {
   }
   return x;
 }
+// True if a lane of both differs.
+GLM5_INLINE bool any_differs(F32x16 a, F32x16 b) {
+  int32_t differs = 0;
+  GLM5_EACH(i) {
+    const Ints lanes = (Ints)(a.v[i] != b.v[i]);
+    for (int lane = 0; lane < kNative; ++lane) differs |= lanes[lane];
+  }
+  return differs != 0;
+}
 // Whole numbers.
 GLM5_INLINE F32x16 to_float(I32x16 x) {
   F32x16 r;

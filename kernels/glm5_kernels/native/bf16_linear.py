@@ -7,7 +7,7 @@ import sys
 import torch
 from torch.nn.functional import linear
 
-from glm5_kernels.native.head_products import PAIRS
+from glm5_kernels.native.head_products import has_bf16_products
 from glm5_kernels.native.library import instruction_set
 
 #: True if torch multiplies bf16 by oneDNN on this CPU: on x86 with AVX-512, on ARM with bf16 instructions.
@@ -18,7 +18,7 @@ ONEDNN_MULTIPLIES: bool = (
 )
 #: Elements of a weight up to which these products and those of `head_products` are faster than vLLM's: all where torch
 #: has a loop. What many tokens gain by vLLM's packed copy of a small one, such as a router's, is little.
-MOST_ELEMENTS: int = sys.maxsize if not ONEDNN_MULTIPLIES else 2**22 if PAIRS else 0
+MOST_ELEMENTS: int = sys.maxsize if not ONEDNN_MULTIPLIES else 2**22 if has_bf16_products() else 0
 #: Elements of a weight that are converted to fp32 at a time: 2 MiB, which stay in a cache.
 _ELEMENTS = 2**19
 

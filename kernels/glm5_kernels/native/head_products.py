@@ -7,10 +7,9 @@ import platform
 
 import torch
 
-from glm5_kernels.native.library import DTYPES, FLOATS, function, instruction_set
+from glm5_kernels.native.library import function, instruction_set
+from glm5_kernels.native.rows import DTYPES, FLOATS
 
-#: True if the CPU multiplies bf16, two products per lane and instruction.
-PAIRS: bool = instruction_set() in ("amx", "avx512bf16")
 #: Up to so many tokens torch is slower on every processor.
 FEW = 16
 #: Columns of W that are multiplied together.
@@ -19,10 +18,15 @@ _COLUMNS = 32
 _ROUNDS_SUMS = platform.machine() == "aarch64"
 
 
+def has_bf16_products() -> bool:
+    """True if the CPU multiplies bf16, two products per lane and instruction."""
+    return instruction_set() in ("amx", "avx512bf16")
+
+
 def takes_rows(x: torch.Tensor, w: torch.Tensor) -> bool:
     """True if `by_rows` is the fastest product of x [T, H, K] and w [H, N, K] on this CPU."""
     contiguous = x.stride(2) == w.stride(2) == 1 and not w.shape[2] % 32
-    return PAIRS and contiguous and 0 < len(x) <= FEW and x.dtype == w.dtype == torch.bfloat16
+    return has_bf16_products() and contiguous and 0 < len(x) <= FEW and x.dtype == w.dtype == torch.bfloat16
 
 
 def by_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -57,7 +61,7 @@ def _faster_than_torch(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Shapes and dtypes that C++ takes, and for which it is faster than torch here."""
     tokens, types = len(x), {x.dtype, w.dtype}
     fits = types <= set(FLOATS) and not w.shape[2] % _COLUMNS and x.stride(2) == w.stride(2) == 1
-    native = types == {torch.float32} or PAIRS  # torch multiplies by instructions of the processor
+    native = types == {torch.float32} or has_bf16_products()  # torch multiplies by instructions of the processor
     return fits and (tokens > 1 or _ROUNDS_SUMS) and (not native or tokens <= FEW)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.indexer_preprocess import IndexerPreprocess, reference
-from glm5_kernels.native.library import DTYPES, FLOATS, LANES, function
-from glm5_kernels.native.rows import as_angles, as_vector
+from glm5_kernels.native.library import packed
+from glm5_kernels.native.rows import ANGLES, FLOATS, LANES, ROWS, angles, as_angles, as_vector, matrix, rows
 
 
 def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
@@ -16,11 +16,8 @@ def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
         return reference.indexer_preprocess(operands)
     out, slots, (cos, sin) = q.new_empty(q.shape), slot_mapping.long().contiguous(), as_angles(cos, sin)
     weight, bias = as_vector(norm_weight), as_vector(norm_bias)
-    function("indexer_preprocess", "piipi" + "pi" * 2 + "f" + "pi" * 2 + "iiippiiiiiiip")(
-        q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0),
-        weight.data_ptr(), DTYPES[weight.dtype], bias.data_ptr(), DTYPES[bias.dtype], eps,
-        cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), DTYPES[cos.dtype], cos.shape[1], interleaved,
-        slots.data_ptr(), k_cache.data_ptr(), k_cache.stride(0), k_cache.stride(1), k_cache.shape[1],
-        tokens, heads, dim, DTYPES[q.dtype], out.data_ptr(),
+    packed("indexer_preprocess", 6 * ROWS + "d" + ANGLES + "ip" + "iiii")(
+        *rows(q), *rows(out), *matrix(k), *rows(k_cache), *matrix(weight), *matrix(bias), eps,
+        *angles(cos, sin), interleaved, slots.data_ptr(), tokens, heads, dim, k_cache.shape[1],
     )  # fmt: skip
     return out

@@ -1,5 +1,6 @@
 """The shared library of the ops: is it there, which instruction sets can this CPU run, and its functions as callables.
 
+Imports no torch: `registry` and `doctor` ask here what can run.
 `GLM5_KERNELS_ISA` chooses an instruction set, for tests and measurements; else the fastest one is used.
 """
 
@@ -7,29 +8,36 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
 
 from glm5_kernels.errors import KernelUnavailableError
 
 VARIABLE = "GLM5_KERNELS_ISA"
 PATH = Path(__file__).parent.parent / "libglm5_kernels.so"
-#: The element types of rows, as glm5_kernels.h numbers them.
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-#: The rows that go into and come out of most ops.
-FLOATS = torch.float32, torch.bfloat16
-#: fp32 lanes of a vector: most ops take rows of whole vectors.
-LANES = 16
+#: The instructions that multiply int8 and bf16 in each instruction set.
+INSTRUCTIONS = {
+    "amx": "int8: VPDPBUSD of 64 bytes, TDPBUSD and TDPBSSD of many tokens; bf16: VDPBF16PS, TDPBF16PS",
+    "avx512bf16": "int8: VPDPBUSD of 64 bytes; bf16: VDPBF16PS",
+    "avx512vnni": "int8: VPDPBUSD of 64 bytes; bf16 as fp32",
+    "avxvnni": "int8: VPDPBUSD of 32 bytes; bf16 as fp32",
+    "avx2": "int8: PMADDWD, INT4: PMADDUBSW; bf16 as fp32",
+    "i8mm": "int8: SMMLA, a single token SDOT; bf16 as fp32",
+    "dotprod": "int8: SDOT; bf16 as fp32",
+}
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The loaded library; it shares OpenMP's threads with torch, which is imported before."""
+    """The loaded library. It shares OpenMP's threads with torch, whose own libgomp.so.1 is loaded first."""
+    torch = find_spec("torch")
+    for path in Path(torch.origin).parent.glob("lib/libgomp*.so*") if torch and torch.origin else ():
+        ctypes.CDLL(str(path))
     library = ctypes.CDLL(str(PATH))
     library.glm5_instruction_sets.restype = ctypes.c_char_p
     return library
@@ -73,6 +81,7 @@ def using(name: str) -> Iterator[None]:
         os.environ.pop(VARIABLE, None) if value is None else os.environ.update({VARIABLE: value})
         instruction_set.cache_clear()
         function.cache_clear()
+        packed.cache_clear()
 
     before = os.environ.get(VARIABLE)
     select(name)
@@ -101,3 +110,18 @@ def function(op: str, arguments: str) -> Callable[..., None]:
     call.errcheck = done
     result: Callable[..., None] = call
     return result
+
+
+@cache
+def packed(op: str, fields: str) -> Callable[..., None]:
+    """The function of an op that takes one struct of `fields`, letters as of `function`, of 8 bytes each.
+
+    Raises:
+        RuntimeError: as `function`.
+    """
+    call, layout = function(op, "p"), struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
+
+    def run(*values: float) -> None:
+        call(layout.pack(*values))
+
+    return run

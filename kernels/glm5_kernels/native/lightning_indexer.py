@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
-from glm5_kernels.native.library import DTYPES, function
-from glm5_kernels.native.rows import as_int32, as_rows
+from glm5_kernels.native.library import packed
+from glm5_kernels.native.rows import DTYPES, ROWS, as_int32, as_rows, rows
 from glm5_kernels.paged_cache import query_layout
 
 
@@ -27,11 +27,9 @@ def _select(
     visible, out = query_layout(batch, tokens)[1], torch.empty(tokens, topk, dtype=torch.int32)
     starts, block_table = batch.query_start_loc.long().contiguous(), as_int32(batch.block_table)
     weights, k_scale = weights.contiguous(), None if k_scale is None else k_scale.contiguous()
-    function("lightning_indexer", "piii" * 2 + "p" * 5 + "i" * 6 + "p")(
-        q.data_ptr(), q.stride(0), q.stride(1), DTYPES[q.dtype],
-        k_cache.data_ptr(), k_cache.stride(0), k_cache.stride(1), DTYPES[k_cache.dtype],
-        weights.data_ptr(), None if k_scale is None else k_scale.data_ptr(),
+    packed("lightning_indexer", 2 * ROWS + "ppppp" + "iiiiii" + "p")(
+        *rows(q), *rows(k_cache), weights.data_ptr(), 0 if k_scale is None else k_scale.data_ptr(),
         starts.data_ptr(), visible.data_ptr(), block_table.data_ptr(),
-        block_table.shape[0], block_table.shape[1], k_cache.shape[1], heads, dims, topk, out.data_ptr(),
+        *block_table.shape, k_cache.shape[1], heads, dims, topk, out.data_ptr(),
     )  # fmt: skip
     return out

@@ -8,15 +8,43 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from glm5_kernels.native.library import FLOATS, LANES
 from glm5_kernels.paged_cache import MAX_POSITIONS
+
+#: The element types of rows, as glm5_kernels.h numbers them.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+#: The rows that go into and come out of most ops.
+FLOATS = torch.float32, torch.bfloat16
+#: fp32 lanes of a vector: most ops take rows of whole vectors.
+LANES = 16
+#: The fields of a struct Rows of glm5_kernels.h, and of a struct Angles.
+ROWS, ANGLES = "piii", "pipiii"
+
+
+def matrix(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """The struct Rows of x [T, D], or [D]."""
+    return x.data_ptr(), 0, x.stride(0), DTYPES[x.dtype]
+
+
+def rows(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """The struct Rows of x [A, B, D]."""
+    return x.data_ptr(), x.stride(0), x.stride(1), DTYPES[x.dtype]
+
+
+def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[int, ...]:
+    """The struct Angles of what `as_angles` returns."""
+    return cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), DTYPES[cos.dtype], cos.shape[1]
 
 
 def as_rows(x: torch.Tensor, columns: int = LANES, dtypes: tuple[torch.dtype, ...] = FLOATS) -> torch.Tensor:
-    """x if its rows are contiguous, of one of `dtypes` and of a multiple of `columns`; else fp32, padded with zeros."""
-    if x.dtype in dtypes and x.stride(-1) == 1 and not x.shape[-1] % columns:
-        return x
-    return pad(x.float(), (0, -x.shape[-1] % columns)).contiguous()
+    """x with contiguous rows of one of `dtypes`, else of fp32, padded with zeros to a multiple of `columns`.
+
+    It is x itself where that fits.
+    """
+    if x.dtype not in dtypes:
+        x = x.float()
+    if x.shape[-1] % columns:
+        return pad(x, (0, -x.shape[-1] % columns)).contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def as_int32(x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from glm5_kernels.native.library import DTYPES, LANES, function
-from glm5_kernels.native.rows import as_int32, as_rows
+from glm5_kernels.native.library import packed
+from glm5_kernels.native.rows import LANES, ROWS, as_int32, as_rows, rows
 from glm5_kernels.paged_cache import query_layout
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, reference
 from glm5_kernels.sparse_flash_attention.reference import unpack_latents
@@ -37,10 +37,11 @@ def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor
 def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
     ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs = operands
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
-    if kv_cache.stride(-1) != 1 or rope % LANES:
+    if rope % LANES:
         ckv, kpe = unpack_latents(kv_cache, rank, rope)
         unpacked = SparseFlashAttention(ql_nope, q_pe, ckv, kpe, topk_indices, batch, scale, round_probs)
         return sparse_flash_attention(unpacked)
+    kv_cache = kv_cache if kv_cache.stride(-1) == 1 else kv_cache.contiguous()
     out, lse = _attend(operands, _Cache(kv_cache, kv_cache[..., rank:], rank, rope))
     _repair_non_finite(out, lse, partial(reference.sparse_flash_attention_quant, operands))
     return out, lse
@@ -64,12 +65,10 @@ def _attend(
     request, visible = query_layout(batch, tokens)
     indices, block_table = as_int32(topk_indices), as_int32(batch.block_table)
     out, lse = torch.empty(tokens, heads, padded_rank, dtype=nope.dtype), torch.empty(tokens, heads)
-    function("sparse_flash_attention", "piii" * 2 + "pii" * 2 + "ipppp" + "i" * 7 + "fipip")(
-        nope.data_ptr(), nope.stride(0), nope.stride(1), DTYPES[nope.dtype],
-        pe.data_ptr(), pe.stride(0), pe.stride(1), DTYPES[pe.dtype],
-        ckv.data_ptr(), ckv.stride(0), ckv.stride(1), kpe.data_ptr(), kpe.stride(0), kpe.stride(1), DTYPES[ckv.dtype],
+    packed("sparse_flash_attention", 4 * ROWS + "pppp" + "iiiiiii" + "di" + ROWS + "p")(
+        *rows(nope), *rows(pe), *rows(ckv), *rows(kpe),
         indices.data_ptr(), request.data_ptr(), visible.data_ptr(), block_table.data_ptr(),
         tokens, heads, padded_rank, rope, indices.shape[1], block_table.shape[1], ckv.shape[1],
-        scale, round_probs and dtype == torch.bfloat16, out.data_ptr(), DTYPES[out.dtype], lse.data_ptr(),
+        scale, round_probs and dtype == torch.bfloat16, *rows(out), lse.data_ptr(),
     )  # fmt: skip
     return (out if padded_rank == rank else out[..., :rank].contiguous()).to(dtype), lse

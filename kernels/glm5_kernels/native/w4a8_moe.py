@@ -6,7 +6,8 @@ import ctypes
 
 import torch
 
-from glm5_kernels.native.library import DTYPES, FLOATS, function
+from glm5_kernels.native.library import function
+from glm5_kernels.native.rows import DTYPES, FLOATS
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
 

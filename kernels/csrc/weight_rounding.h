@@ -1,0 +1,188 @@
+// Rounding weights to integers: a row stays in the nearest cache for all that is done to it.
+#pragma once
+#include "parallel.h"
+#include "rows.h"
+
+namespace glm5::GLM5_SET {
+
+constexpr int64_t kUnrolled = 4;  // vectors of sums that are added side by side
+constexpr double kNoise = 1e-6;   // relative gain below which a refit counts as converged (the reference's NOISE)
+
+// Integers lie in low .. high; ties go to even.
+struct Range {
+  float low, high;
+
+  explicit Range(int64_t largest) : low(static_cast<float>(-largest - 1)), high(static_cast<float>(largest)) {}
+  GLM5_INLINE F32x16 rounded(F32x16 x) const {
+    return smaller(larger(rint(x), F32x16::broadcast(low)), F32x16::broadcast(high));
+  }
+  GLM5_INLINE float rounded(float x) const {
+    const float whole = __builtin_rintf(x), least = whole > low ? whole : low;
+    return least < high ? least : high;
+  }
+};
+
+// max |row|; with a factor row is multiplied by it first, to `target`.
+inline float largest_of(const float* row, const float* factor, int64_t k, float* target) {
+  F32x16 peak = F32x16::zero();
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const int64_t count = min(kLanes, k - i);
+    F32x16 w = load_columns<Fp32>(row, i, count);
+    if (factor) {
+      w = w * load_columns<Fp32>(factor, i, count);
+      store_columns<Fp32>(target, i, count, w);
+    }
+    peak = larger(abs(w), peak);
+  }
+  return reduce(peak, [](float a, float b) { return a > b ? a : b; });
+}
+
+// A least-squares scale, and by how much less than sum(w^2) its squared error is.
+struct Fit {
+  float scale;
+  double gain;
+};
+
+// The fit for the integers of `row` at `scale`. No lane adds more than k / 64 terms, so sums of squared INT8 integers
+// stay exact for any real row.
+inline Fit refit(const float* row, int64_t k, float scale, const Range& range) {
+  const float inverse = 1.0f / scale;
+  F32x16 along[kUnrolled], energy[kUnrolled];
+  for (int u = 0; u < kUnrolled; ++u) along[u] = energy[u] = F32x16::zero();
+  int64_t i = 0;
+  for (; i + kUnrolled * kLanes <= k; i += kUnrolled * kLanes)
+#pragma GCC unroll 4
+    for (int u = 0; u < kUnrolled; ++u) {
+      const F32x16 w = F32x16::load(row + i + kLanes * u), q = range.rounded(w * F32x16::broadcast(inverse));
+      along[u] = fma(w, q, along[u]);
+      energy[u] = fma(q, q, energy[u]);
+    }
+  double all_along = 0, all_energy = 0;
+  for (int u = 0; u < kUnrolled; ++u) {
+    float lanes[2][kLanes];
+    along[u].store(lanes[0]);
+    energy[u].store(lanes[1]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      all_along += lanes[0][lane];
+      all_energy += lanes[1][lane];
+    }
+  }
+  for (; i < k; ++i) {
+    const double q = range.rounded(row[i] * inverse);
+    all_along += row[i] * q;
+    all_energy += q * q;
+  }
+  if (all_energy == 0) return {scale, -1.0};
+  return {static_cast<float>(all_along / all_energy), all_along * all_along / all_energy};
+}
+
+// The best of the fits at start * ratio, then refitted while that gains, at most `steps` times.
+inline float best_scale(const float* row, int64_t k, float start, int64_t steps, const float* grid, int64_t ratios,
+                        const Range& range) {
+  Fit best{start, -1.0};
+  for (int64_t i = 0; i < ratios; ++i) {
+    const Fit fit = refit(row, k, start * grid[i], range);
+    if (fit.gain > best.gain) best = fit;
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    const Fit fit = refit(row, k, best.scale, range);
+    if (!(fit.gain > best.gain * (1 + kNoise))) break;
+    best = fit;
+  }
+  return best.scale;
+}
+
+inline void ssz_scale(const float* weight, int64_t rows, int64_t k, int64_t largest, int64_t steps, const float* grid,
+                      int64_t ratios, float* out) {
+  const Range range(largest);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const w = weight + k * row;
+    const float peak = largest_of(w, nullptr, k, nullptr);
+    out[row] = peak > 0 ? best_scale(w, k, peak / range.high, steps, grid, ratios, range) : 1.0f;
+  }
+}
+
+inline void fake_round(const float* weight, const float* factor, int64_t rows, int64_t k, int64_t largest,
+                       int64_t steps, float* out) {
+  const Range range(largest);
+  const float minmax = 1.0f;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* const w = out + k * row;
+    const float peak = largest_of(weight + k * row, factor, k, w);
+    if (peak == 0) continue;
+    const float start = peak / range.high;
+    const float scale = steps > 0 ? best_scale(w, k, start, steps, &minmax, 1, range) : start;
+    for (int64_t i = 0; i < k; i += kLanes) {
+      const int64_t count = min(kLanes, k - i);
+      const F32x16 step = F32x16::broadcast(scale);
+      store_columns<Fp32>(w, i, count, range.rounded(load_columns<Fp32>(w, i, count) / step) * step);
+    }
+  }
+}
+
+// How an integer is stored: as a byte, or as the low half of a byte (the other one zero) or the high one (the low
+// stays).
+enum class Stored { kByte, kLow, kHigh };
+
+// Integers to `out`; adds their sum to `total`, squared errors and squared weights to `squares`.
+template <Stored kStored>
+void round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out, float& total,
+               double (&squares)[2]) {
+  F32x16 sums = F32x16::zero(), errors = sums, weights = sums;
+  const F32x16 step = F32x16::broadcast(scale);
+  int64_t i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
+    const F32x16 w = F32x16::load(row + i), q = range.rounded(w / step), miss = q * step - w;
+    sums += q;
+    errors = fma(miss, miss, errors);
+    weights = fma(w, w, weights);
+    I32x16 stored = to_int(q);
+    if constexpr (kStored == Stored::kLow) GLM5_EACH(n) stored.v[n] &= 15;
+    if constexpr (kStored == Stored::kHigh) {
+      const I32x16 low = to_int(F32x16::load_int8(out + i));
+      GLM5_EACH(n) stored.v[n] = (stored.v[n] << 4) | low.v[n];
+    }
+    store_int8(out + i, stored);
+  }
+  float lanes[3][kLanes];
+  sums.store(lanes[0]);
+  errors.store(lanes[1]);
+  weights.store(lanes[2]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total += lanes[0][lane];
+    squares[0] += lanes[1][lane];
+    squares[1] += lanes[2][lane];
+  }
+  for (; i < k; ++i) {
+    const float q = range.rounded(row[i] / scale);
+    const double miss = q * scale - row[i], w = row[i];
+    total += q;
+    squares[0] += miss * miss;
+    squares[1] += w * w;
+    const int32_t integer = static_cast<int32_t>(q);
+    if constexpr (kStored == Stored::kByte) out[i] = static_cast<int8_t>(integer);
+    if constexpr (kStored == Stored::kLow) out[i] = static_cast<int8_t>(integer & 15);
+    if constexpr (kStored == Stored::kHigh) out[i] = static_cast<int8_t>((integer * 16) | out[i]);
+  }
+}
+
+inline void round_rows(const float* weight, const float* scale, int64_t rows, int64_t k, int64_t bits, int64_t parts,
+                       int8_t* stored, float* sums, double* squares) {
+  const Range range((int64_t{1} << (bits - 1)) - 1);
+  const int64_t run = k / parts;
+  double totals[2] = {};
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto round = bits == 8 ? round_run<Stored::kByte>
+                         : row % 2 ? round_run<Stored::kHigh>
+                                   : round_run<Stored::kLow>;
+      const int64_t line = bits == 8 ? row : row / 2;
+      float total = 0;
+      round(weight + k * row + run * part, run, scale[row], range, stored + k * line + run * part, total, totals);
+      sums[parts * row + part] = total;
+    }
+  squares[0] = totals[0];
+  squares[1] = totals[1];
+}
+
+}  // namespace glm5::GLM5_SET
