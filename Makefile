@@ -74,7 +74,7 @@ test-aarch64: $(VENV)/.dev
 test-newest:
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e ".[dev]"
-	$(NEWEST)/bin/python -m pip list | grep -E "^(torch|transformers|safetensors|numpy|numba) "
+	$(NEWEST)/bin/python -m pip list | grep -E "^(torch|transformers|safetensors|numpy) "
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not (long or contract or server)" $(PYTEST_ARGS)
 
 prove-kernels: $(VENV)/.dev

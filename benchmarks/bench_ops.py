@@ -10,7 +10,7 @@ rate at which it reads, or operations over torch's best rate for such products a
 `checks` the share of the op that the checks of its operands take. Baselines are plain torch in fp32 with weights
 converted before; of packed experts the compiled version on one byte per code.
 
-`--features` measures the code of an older CPU; NUMBA_CACHE_DIR should name a folder of its own then. oneDNN keeps
+`--features` measures the code of an older CPU. oneDNN keeps
 the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
 roofline are those of fp32 products, which MKL makes.
 """
@@ -46,15 +46,16 @@ from tools.ops_cases import (
 )
 
 from glm5_kernels import registry
-from glm5_kernels.compiled.processor import restricted_to
 from glm5_kernels.contract import check
 
-#: How numba and torch are told to do without newer instructions.
+#: How the kernels and torch are told to do without newer instructions.
 RESTRICTED = {
-    "avx512": restricted_to("icelake-server")
-    | {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
-    "avx2": restricted_to("haswell") | {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-}
+    "avx512": {
+        "GLM5_KERNELS_ISA": "avx512vnni", "ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
+    "avx2": {"GLM5_KERNELS_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}  # fmt: skip
 
 
 Shape = tuple[int, int, int]

@@ -26,7 +26,7 @@ app = typer.Typer(
 #: Modules of this package, in the order of `--help`.
 COMMANDS = (
     "quantize", "verify", "eval", "analyze", "plan", "serve", "chat", "ui", "smoke", "watch", "accept", "deploy",
-    "rehearse", "demo", "demo_model", "parity", "doctor", "warm_up",
+    "rehearse", "demo", "demo_model", "parity", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:
     import_module(f"{__name__}.{_name}").register(app)

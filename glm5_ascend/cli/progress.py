@@ -11,13 +11,12 @@ from glm5_ascend.checkpoint.output import CHECKING
 from glm5_ascend.quantize.progress import MEMORY, RESUMING
 from glm5_ascend.report.terminal import text_console
 from glm5_ascend.report.units import format_bytes
-from glm5_kernels.registry import cache
 
 console = text_console(stderr=True)
 
 
 class RemainingTime:
-    """Estimate of the remaining time from the finished layers; one-time work such as compiling kernels does not count.
+    """Estimate of the remaining time from the finished layers.
 
     The first call gives the start: 0, or the layers that an interrupted run has finished.
     """
@@ -27,7 +26,7 @@ class RemainingTime:
 
     def seconds(self, done: float, total: int) -> float | None:
         """Remaining seconds; None before anything is finished."""
-        now = time.monotonic() - cache.compilation.seconds
+        now = time.monotonic()
         if self.start is None or done <= self.start[0]:  # a resumed run reads its units first, and may have lost some
             self.start = done, now
             return None
@@ -45,17 +44,13 @@ class ProgressBar:
         self.quiet, self.live = quiet, console.is_terminal and not quiet
         self.bar: Progress | None = None
         self.remaining = RemainingTime()
-        self.say_compiling = cache.compilation.say
 
     def __enter__(self) -> ProgressBar:
-        if not self.quiet:
-            cache.compilation.say = lambda message: console.print(message, soft_wrap=True)
         if self.live:
             self._draw("reading the checkpoint", 0.0, None, None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        cache.compilation.say = self.say_compiling
         if self.bar is not None:
             self.bar.stop()
 

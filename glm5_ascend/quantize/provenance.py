@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,6 @@ def inputs(
             "python": platform.python_version(),
             "torch": torch.__version__,
             "torch_build": torch.version.git_version,
-            "numba": next((numba.version for numba in distributions(name="numba")), None),
         },
         "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
         "seed": options.seed,

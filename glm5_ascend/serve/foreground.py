@@ -27,7 +27,6 @@ from glm5_ascend.serve.cores import BIND
 from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.memory import FROM_DISK, cache_bytes
-from glm5_kernels.registry import cache
 
 #: Seconds from the first Ctrl-C to SIGKILL. vLLM ends running requests at once, and then waits for their connections
 #: for ever (0.32); SGLang lets them run on.
@@ -40,7 +39,6 @@ STAGES = {
     "Loading drafter model": "loading the MTP layer",
     "GPU KV cache size": "preparing the caches",
     "CPU KV cache size": "preparing the caches",
-    cache.MESSAGE: cache.MESSAGE,
     "Started server process": "opening the port",
 }
 

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from glm5_ascend.checkpoint.schemes import FLOAT, MAX_HALF_STEPS, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
-from glm5_kernels.ops import vectorized
 
 Floats = NDArray[np.floating[Any]]
 LIMITS = {FLOAT: 0.02, W8A8_DYNAMIC: 0.05, W8A8: 0.05, W4A8_DYNAMIC: 0.35}
@@ -76,8 +75,8 @@ class WeightComparison:
     """Sums of squares of one tensor, collected over pieces of its rows."""
 
     def __init__(self) -> None:
-        self._rows: list[Floats] = []  # [4, n]: error, weight, error along the weight, largest magnitude
-        self._columns: Floats | float = 0.0  # fp64 [3, K]: error, weight, error along the weight
+        self._rows: list[torch.Tensor] = []  # [4, n]: error, weight, error along the weight, largest magnitude
+        self._columns: torch.Tensor | float = 0.0  # fp64 [3, K]: error, weight, error along the weight
 
     def add(self, weight_rows: torch.Tensor, reference: torch.Tensor, bound: torch.Tensor | None = None) -> None:
         """Add rows fp32 [n, K]: dequantized weights and references.
@@ -86,19 +85,17 @@ class WeightComparison:
             bound: fp32 [n], magnitudes from which a weight of a row is clipped, and may be too small.
         """
         n, columns = weight_rows.shape
-        bounds = (torch.full((n,), torch.inf) if bound is None else bound).numpy()
-        rows, step = np.empty((4, n), np.float32), max(_BLOCK // columns, 1)
+        bounds = torch.full((n,), torch.inf) if bound is None else bound
+        step = max(_BLOCK // columns, 1)
         for first in range(0, n, step):
-            span = slice(first, first + step)
-            sums = np.zeros((3, columns), np.float32)
-            weight, expected = (tensor[span].contiguous().numpy() for tensor in (weight_rows, reference))
-            _add_squares(weight, expected, bounds[span], rows[:, span], sums)
-            self._columns = self._columns + sums.astype(np.float64)
-        self._rows.append(rows)
+            block = slice(first, first + step)
+            rows, sums = _squares(weight_rows[block], reference[block], bounds[block, None])
+            self._rows.append(rows)
+            self._columns = self._columns + sums.double()
 
     def judge(self, scheme: str) -> Verdict:
         """Return the errors of all added rows, with the limits of `scheme`."""
-        error, weight, along, peak = torch.from_numpy(np.concatenate(self._rows, axis=1))
+        error, weight, along, peak = torch.cat(self._rows, 1)
         column_error, column_weight, column_along = torch.as_tensor(self._columns).float()
         # Squares of what correct rounding may cost per element of each row.
         step = torch.zeros_like(peak) if scheme == FLOAT else (_SLACK * peak / (2 * _LARGEST[scheme])).square()
@@ -121,21 +118,15 @@ class WeightComparison:
         return Verdict(whole, whole_limit, row, row_error, row_limit, column, column_error, column_limit)
 
 
-@vectorized
-def _add_squares(weight: Floats, reference: Floats, bounds: Floats, rows: Floats, columns: Floats) -> None:
-    """Sums of fp32 [n, K] to rows [4, n], and those of elements that are not clipped added to columns [3, K]."""
-    for row in range(len(weight)):
-        error = square = along = peak = np.float32(0)
-        for column in range(weight.shape[1]):
-            w, r = weight[row, column], reference[row, column]
-            difference, size = w - r, abs(r)
-            error, square = error + difference * difference, square + r * r
-            along, peak = along + difference * r, max(peak, size)
-            counted = np.float32(0) if bounds[row] <= abs(w) < size else np.float32(1)
-            columns[0, column] += difference * difference * counted
-            columns[1, column] += r * r * counted
-            columns[2, column] += difference * r * counted
-        rows[0, row], rows[1, row], rows[2, row], rows[3, row] = error, square, along, peak
+def _squares(weight: torch.Tensor, reference: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums over the rows [4, n] and, of elements that are not clipped, over the columns [3, K] of fp32 [n, K]."""
+    difference, size = weight - reference, reference.abs()
+    products = [difference.square(), reference.square(), difference * reference]
+    rows = torch.stack([*(product.sum(1) for product in products), size.amax(1)])
+    clipped = (bounds <= weight.abs()) & (weight.abs() < size)
+    if clipped.any():
+        products = [product.masked_fill(clipped, 0.0) for product in products]
+    return rows, torch.stack([product.sum(0) for product in products])
 
 
 _Line = tuple[int, float, float]  # index, relative error, limit

@@ -19,7 +19,3 @@ def require_supported(kernel: str, fits: bool, complaint: str) -> None:
     """Raise `UnsupportedVariantError`, which says what `kernel` does instead, unless `fits`."""
     if not fits:
         raise UnsupportedVariantError(f"{kernel} {complaint}")
-
-
-class NotRecordableError(RuntimeError):
-    """A step cannot be recorded: Python code reads values of its tensors, or calls what is no kernel."""

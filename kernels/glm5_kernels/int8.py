@@ -60,7 +60,7 @@ def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     A row with a NaN or an infinity gets zeros and a scale of NaN, so that all that is computed of it is NaN.
     """
     x = x.float()
-    largest = x.abs().amax(dim=-1, keepdim=True)
+    largest = torch.nn.functional.pad(x.abs(), (0, 1)).amax(dim=-1, keepdim=True)  # 0 of no columns
     scale = (largest.clamp_min(1e-8) / 127.0).masked_fill(~largest.isfinite(), float("nan"))
     return _rounded(x / scale), scale
 

@@ -8,7 +8,7 @@ package (but the tests of the kernels). Maths, shapes and errors stand in the op
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glm5_kernels import registry
 from glm5_kernels.contract import op_name
-from glm5_kernels.errors import KernelInputError, KernelUnavailableError, NotRecordableError
+from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 from glm5_kernels.hadamard import Hadamard
 from glm5_kernels.indexer_preprocess import IndexerPreprocess
@@ -26,7 +26,7 @@ from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQua
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import PagedBatch, write_rows
-from glm5_kernels.parity.run import ParityRow, compile_all, parity
+from glm5_kernels.parity.run import ParityRow, parity
 from glm5_kernels.registry import choose, report
 from glm5_kernels.rms_norm import RmsNorm
 from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
@@ -37,11 +37,11 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
-    "LinearWeights", "NotRecordableError", "PagedBatch", "ParityRow", "choose", "compile_all", "fake_round",
+    "LinearWeights", "PagedBatch", "ParityRow", "choose", "fake_round",
     "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear",
-    "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "new_recording", "pack_latents", "parity",
-    "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows", "share_cores",
-    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj", "vectorized",
+    "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "pack_latents", "parity",
+    "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows",
+    "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj",
     "w4a8_moe", "write_rows",
 ]  # fmt: skip
 
@@ -81,53 +81,19 @@ gptq_inverse_factors = _op(GptqInverseFactors, Tensor)
 gptq_round = _op(GptqRound, tuple[Tensor, Tensor])
 
 
-def share_cores(tokens: int) -> None:
-    """Divide the cores between compiled ops and torch for a step of so many tokens."""
-    if choose("int8_linear").implementation == "cpu":
-        from glm5_kernels.compiled import threads
-
-        threads.share_cores(tokens)
-
-
 def fast_bf16_elements() -> int:
     """Elements of an unquantized bf16 weight, at most, which `int8_linear` multiplies faster than vLLM on this CPU."""
     if choose("int8_linear").implementation != "cpu":
         return 0
-    from glm5_kernels.compiled import bf16_linear
+    from glm5_kernels.native import bf16_linear
 
     return bf16_linear.MOST_ELEMENTS
-
-
-def new_recording() -> Any:
-    """A `compiled.recording.Recording` for a step of a model; None if its ops are not compiled on this machine."""
-    if any(choose(op).implementation != "cpu" for op in ("sparse_flash_attention", "w4a8_moe")):
-        return None
-    from glm5_kernels.compiled.recording import Recording
-
-    return Recording()
 
 
 def reads_columns(dtype: torch.dtype) -> bool:
     """True if `mla_preprocess` and `v_up_proj` read W_UK and W_UV in `dtype` faster if their columns are contiguous."""
     if choose("v_up_proj").implementation != "cpu":
         return False
-    from glm5_kernels.compiled.simd import PAIRS
+    from glm5_kernels.native.head_products import has_bf16_products
 
-    return PAIRS and dtype == torch.bfloat16
-
-
-def vectorized(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: a function of numpy arrays, compiled at its first call; its sums are added up in any order."""
-
-    @cache
-    def compiled() -> Callable[P, R]:
-        from glm5_kernels.compiled.jit import unordered
-
-        result: Callable[P, R] = unordered(function)
-        return result
-
-    @wraps(function)
-    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        return compiled()(*arguments, **keywords)
-
-    return call
+    return has_bf16_products() and dtype == torch.bfloat16

@@ -44,11 +44,12 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    longest = int(batch.seq_lens.numpy().max(initial=0))
+    lengths = _ArrayKey.of(batch.seq_lens)
+    longest = _longest(lengths)
     if longest > MAX_POSITIONS:
         raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
     columns = max(0, -(-longest // block_size))  # later columns may be left over from other requests
-    last_block = _last_block(_ArrayKey.of(batch.seq_lens), _ArrayKey.of(table[:, :columns]), block_size)
+    last_block = _last_block(lengths, _ArrayKey.of(table[:, :columns]), block_size)
     if last_block >= num_blocks:
         raise KernelInputError(f"block_table names block {last_block}, the cache has {num_blocks}")
 
@@ -56,14 +57,14 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
 class _ArrayKey(NamedTuple):
     """The content of an array as a cache key."""
 
-    dtype: Any
-    shape: tuple[int, ...]
     data: bytes
+    dtype: str
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, x: torch.Tensor) -> _ArrayKey:
         array = x.numpy()
-        return cls(array.dtype, array.shape, array.tobytes())
+        return cls(array.tobytes(), array.dtype.char, array.shape)
 
     def array(self) -> Any:
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
@@ -75,6 +76,11 @@ def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
     """The largest block number among the blocks that requests of these lengths read."""
     used = -(-lengths.array().astype(np.int64) // block_size)
     return int(np.where(np.arange(table.shape[1]) < used[:, None], table.array(), -1).max(initial=-1))
+
+
+@lru_cache(maxsize=4)
+def _longest(lengths: _ArrayKey) -> int:
+    return int(lengths.array().max(initial=0))
 
 
 def check_slots(slot_mapping: torch.Tensor, cache: torch.Tensor) -> None:
@@ -93,20 +99,18 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
     """Map each query token to its request, and to the number of positions that it may see.
 
     Returns:
-        request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing.
+        request int64 [T], visible int64 [T]; visible <= 0 means the token sees nothing. Calls share them: do not write.
     Raises:
         KernelInputError: query_start_loc does not divide `num_tokens` among the requests of seq_lens.
     """
     # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
-    request, visible = _layout(
-        _ArrayKey.of(batch.query_start_loc.cpu()), _ArrayKey.of(batch.seq_lens.cpu()), num_tokens
-    )
-    device = batch.query_start_loc.device
-    return torch.from_numpy(request.copy()).to(device), torch.from_numpy(visible.copy()).to(device)
+    device, (starts, lengths) = batch.query_start_loc.device, (x.cpu() for x in batch[:2])
+    request, visible = _layout(_ArrayKey.of(starts), _ArrayKey.of(lengths), num_tokens)
+    return (request, visible) if device.type == "cpu" else (request.to(device), visible.to(device))
 
 
 @lru_cache(maxsize=4)
-def _layout(starts_of: _ArrayKey, lengths_of: _ArrayKey, num_tokens: int) -> tuple[Any, Any]:
+def _layout(starts_of: _ArrayKey, lengths_of: _ArrayKey, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     starts, lengths = starts_of.array().astype(np.int64), lengths_of.array().astype(np.int64)
     ends = len(starts) == len(lengths) + 1 and starts[0] == 0 and starts[-1] == num_tokens
     if not ends or (np.diff(starts) < 0).any():
@@ -115,7 +119,8 @@ def _layout(starts_of: _ArrayKey, lengths_of: _ArrayKey, num_tokens: int) -> tup
             f" to the {num_tokens} query tokens in {len(lengths) + 1} entries"
         )
     request = np.repeat(np.arange(len(lengths)), np.diff(starts))  # [T]
-    return request, lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
+    visible = lengths[request] - starts[1:][request] + np.arange(num_tokens) + 1
+    return torch.from_numpy(request), torch.from_numpy(visible)
 
 
 def physical_rows(positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from glm5_kernels import cache
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
 
 __all__ = [
     "FOLDERS", "IMPLEMENTATIONS", "OPS", "TORCH_NPU_ALONE", "VARIABLE", "Choice", "KernelInputError",
-    "KernelUnavailableError", "UnsupportedVariantError", "bf16_products", "cache", "choose", "contract", "function",
-    "int8_products", "load", "missing", "obstacle", "report", "select",
+    "KernelUnavailableError", "UnsupportedVariantError", "choose", "contract", "cpu_instructions", "function",
+    "load", "missing", "obstacle", "report", "select",
 ]  # fmt: skip
 
 VARIABLE = "GLM5_KERNELS"
-#: reference: plain torch, the definition. cpu: compiled by numba. npu: torch_npu's and vllm-ascend's operators.
+#: reference: plain torch, the definition. cpu: C++ (kernels/csrc). npu: torch_npu's and vllm-ascend's operators.
 #: triton: our kernels for Triton-Ascend.
 IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
 #: Where an implementation is: the module for an op's folder, which holds a function named like the op.
@@ -35,11 +34,6 @@ _MODULES = {
     "npu": "glm5_kernels.ascend.{}",
     "triton": "glm5_kernels.ascend.triton.{}",
 }
-#: Folders of ops that are still compiled by numba.
-_BY_NUMBA = {
-    "lightning_indexer", "sparse_flash_attention", "mla_preprocess", "indexer_preprocess",
-    "hadamard", "weight_rounding", "gptq",
-}  # fmt: skip
 #: The implementations of each op.
 OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
@@ -77,12 +71,10 @@ class Choice:
 
 def missing(implementation: str) -> str | None:
     """The package or CPU feature that an implementation needs and this machine lacks; None if it can run."""
-    if implementation == "cpu" and not _installed("numba"):
-        return "numba is not installed (pip install numba)"
     if implementation == "cpu":
-        from glm5_kernels.compiled.processor import missing_feature
+        from glm5_kernels.native import library
 
-        return missing_feature()
+        return library.missing()
     if implementation == "npu" and not _installed("torch_npu"):
         return "torch_npu is not installed (use the vllm-ascend image)"
     if implementation == "triton" and not _installed("triton"):
@@ -172,9 +164,7 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation; it takes the op's operands and checks them against the contract."""
     from glm5_kernels.contract import checked
 
-    folder = FOLDERS.get(op, op)
-    name = "glm5_kernels.compiled.{}" if implementation == "cpu" and folder in _BY_NUMBA else _MODULES[implementation]
-    module = import_module(name.format(folder))
+    module = import_module(_MODULES[implementation].format(FOLDERS.get(op, op)))
     return checked(contract(op), getattr(module, op))
 
 
@@ -189,31 +179,15 @@ def report(device: str = "cpu") -> list[Choice]:
     return [choose(op, device) for op in OPS]
 
 
-def int8_products() -> tuple[str, str]:
-    """The instruction of int8 products on this CPU, and for how many tokens it is used; for `doctor`.
+def cpu_instructions() -> tuple[str, str]:
+    """The instruction set of the ops on this CPU, and the instructions of its products; for `doctor`.
 
     Raises:
-        ImportError: numba is not installed; the references then run.
+        KernelUnavailableError: the ops in C++ cannot run here.
     """
-    from glm5_kernels.compiled.int8_backends import BACKEND
-    from glm5_kernels.compiled.int8_product import MAX_TOKENS
+    from glm5_kernels.native import library
 
-    larger = BACKEND.library or "pieces of so many"
-    return BACKEND.description, f"up to {MAX_TOKENS} tokens; larger batches: {larger}"
-
-
-def bf16_products() -> tuple[str, str]:
-    """The instruction of bf16 products on this CPU, and the ops that use it; for `doctor`.
-
-    Raises:
-        ImportError: numba is not installed; the references then run.
-    """
-    from glm5_kernels.compiled.amx import AMX
-    from glm5_kernels.compiled.bf16_linear import ONEDNN_MULTIPLIES
-    from glm5_kernels.compiled.simd import PAIRS
-
-    if AMX:
-        return "AMX, 32 by 32 numbers", "indexer and attention of more than 4 heads"
-    if PAIRS:
-        return "AVX-512, VDPBF16PS", "indexer and attention"
-    return "as fp32", "indexer and attention" if ONEDNN_MULTIPLIES else "indexer, attention and linear layers"
+    reason = library.missing()
+    if reason is not None:
+        raise KernelUnavailableError(reason)
+    return library.instruction_set(), library.INSTRUCTIONS[library.instruction_set()]

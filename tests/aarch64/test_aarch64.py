@@ -27,7 +27,6 @@ from tests.support.command import ROOT
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 pytestmark = [pytest.mark.aarch64, pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))]
-SCRIPT = str(ROOT / "tests" / "aarch64" / "support" / "machine_code.py")
 
 
 @pytest.fixture(scope="module")
@@ -62,22 +61,6 @@ def test_parity_of_all_ops(emulated: Emulated) -> None:
         assert match is not None and int(match[1]) > 0
         compared += int(match[1])
     assert compared > 50
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("cpu", "instruction"), [("tsv110", "sdot"), ("neoverse-v1", "smmla")])
-def test_machine_code(emulated: Emulated, cpu: str, instruction: str, tmp_path: Path) -> None:
-    """int8 sums are exact, by the processor's own instruction; fp32 loops multiply and add in one; no calls."""
-    compiled_here = {"NUMBA_CACHE_DIR": str(tmp_path)}  # cached code cannot be looked at
-    done = Emulated(emulated.folder, cpu).run([SCRIPT], more=compiled_here)
-    assert done.returncode == 0, done.stderr[-2000:]
-    counts = json.loads(done.stdout)
-    assert counts["exact"] and counts["int8"][instruction] >= 16
-    assert counts["token"]["sdot"] >= 16  # also where SMMLA multiplies two tokens
-    assert counts["fp32"]["fmla"] >= 16
-    loops = [counts[name] for name in ("int8", "token", "fp32")]
-    assert all(loop["blocks"] and not loop["calls"] for loop in loops)
-    print(cpu, counts)
 
 
 def quantize_both(emulated: Emulated, folder: Path, recipe: str) -> tuple[Path, Path, Path]:

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from glm5_kernels.native import bf16_linear
 from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.native import bf16_linear
 from tests.ops.support.implementations import cpu
 from tests.support.command import ROOT, environment
 

@@ -97,11 +97,10 @@ def test_operands_on_two_devices() -> None:
 
 
 def test_kernels_need_little() -> None:
-    """torch and numpy; numba only where an op is compiled, Triton only in Triton's kernels."""
+    """torch and numpy; Triton only in Triton's kernels."""
     names = set(sys.stdlib_module_names) | {"torch", "numpy", "glm5_kernels"}
     for path in (ROOT / "kernels").rglob("*.py"):
-        allowed = names | ({"numba", "llvmlite"} if path.parent.name == "compiled" else set())
-        allowed |= {"triton"} if path.parent.name == "kernels" else set()
+        allowed = names | ({"triton"} if path.parent.name == "kernels" else set())
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith(("import ", "from ")):
                 assert line.split()[1].split(".")[0] in allowed, f"{path}: {line}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from glm5_kernels import ops, registry
-from glm5_kernels.compiled import processor
+from glm5_kernels.native import library
+from tests.support.command import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +20,7 @@ def variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.select(None)
     yield
     registry.select(None)
+    library.instruction_set.cache_clear()
 
 
 def test_auto_takes_the_compiled_version_and_says_why() -> None:
@@ -51,18 +55,34 @@ def test_an_impossible_choice_names_what_is_missing(
         registry.choose(op, device)
 
 
-@pytest.mark.parametrize("lacks", ["numba", "AVX2"])
-def test_a_machine_that_cannot_run_compiled_code_runs_the_reference(
-    lacks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if lacks == "numba":
-        monkeypatch.setattr(registry, "_installed", lambda package: package != "numba")
-        message = "numba is not installed"
-    else:
-        monkeypatch.setattr(processor, "features", lambda: frozenset({"sse2", "sse4.1"}))
-        message = "this CPU has none of avx512vnni"
+def test_a_machine_that_cannot_run_compiled_code_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
+    library.missing.cache_clear()
+    message = "installed without the compiled kernels"
     choice = registry.choose("hadamard")
     assert choice.implementation == "reference" and message in choice.why
     registry.select("cpu")
     with pytest.raises(ops.KernelUnavailableError, match=message):
         registry.choose("hadamard")
+    library.missing.cache_clear()
+
+
+def test_an_instruction_set_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "sse2")
+    library.instruction_set.cache_clear()
+    with pytest.raises(ops.KernelUnavailableError, match=f"sse2: this machine has {library.instruction_sets()[0]}"):
+        library.instruction_set()
+
+
+def test_functions_are_called_as_the_header_declares_them() -> None:
+    """The letters of every call in Python against the prototypes of glm5_kernels.h."""
+    header = re.sub(r"//.*", "", (ROOT / "kernels/csrc/glm5_kernels.h").read_text())
+    declared = {
+        name: "".join("p" if "*" in argument else {"float": "f", "double": "d"}.get(argument.split()[0], "i")
+                      for argument in arguments.split(","))
+        for name, arguments in re.findall(r"GLM5_NAME\((\w+)\)\(([^)]*)\)", header)
+    }  # fmt: skip
+    sources = "".join(path.read_text() for path in (ROOT / "kernels/glm5_kernels/native").glob("*.py"))
+    called = dict(re.findall(r'function\(\s*"(\w+)", "(\w+)"', sources))
+    called |= dict.fromkeys(re.findall(r'packed\(\s*"(\w+)"', sources), "p")
+    assert called == declared

@@ -5,8 +5,8 @@ Memory behind an operand is protected: a read past it ends the child.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,11 +15,14 @@ from glm5_kernels import registry
 from glm5_kernels.contract import tensor_specs
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.native import library
+from glm5_kernels.parity.cases import Case
 from tests.ops.support.bad_operands import guarded, in_child, operands, small_cases, with_operand
 
+Change = Callable[[torch.Tensor], torch.Tensor]
 OPS = [op for op in registry.OPS if "cpu" in registry.OPS[op]]
+SETS = () if library.missing() else library.instruction_sets()
 #: The same values in other places; "expanded" repeats the first row.
-CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+CHANGES: dict[str, Change] = {
     "elements apart": lambda x: guarded(torch.stack([x, x], -1)[..., 0]),
     "dimensions turned": lambda x: guarded(x.movedim(0, -1).contiguous().movedim(-1, 0)),
     "rows apart": lambda x: guarded(torch.cat([x, x], -1)[..., : x.shape[-1]]),
@@ -27,9 +30,10 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def results(op: str, arguments: tuple[Any, ...]) -> list[torch.Tensor] | None:
-    """Outputs and written operands; None if the op refuses the operands."""
+def results(op: str, case: Case, number: int, change: Change) -> list[torch.Tensor] | None:
+    """Outputs and written operands with one operand changed; None if the op refuses it."""
     try:
+        arguments = with_operand(case, number, change)
         output = registry.load(op, "cpu")(*arguments)
     except KernelInputError:
         return None
@@ -37,28 +41,32 @@ def results(op: str, arguments: tuple[Any, ...]) -> list[torch.Tensor] | None:
     return [torch.as_tensor(x) for x in (*(output if isinstance(output, tuple) else (output,)), *written)]
 
 
-def wrong(op: str) -> list[str]:
-    """Operands of `op` whose strides change a bit of its results."""
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal but for another order of sums."""
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=5e-2, atol=5e-2, equal_nan=True)
+
+
+def wrong(op: str, case: Case) -> list[str]:
+    """Operands of `op` whose strides change its results."""
     found = []
-    for case in small_cases(op)[:3]:
-        for number, tensor in enumerate(operands(case)):
-            for name, change in CHANGES.items() if tensor.dim() and len(tensor) else ():
-                plain = with_operand(case, number, lambda t, change=change: change(t).contiguous())  # type: ignore[misc]
-                expected, got = results(op, plain), results(op, with_operand(case, number, change))
-                same = got is None or (
-                    expected is not None
-                    and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(got, expected, strict=True))
-                )
-                if not same:
-                    found.append(f"{case.variant}, operand {number}, {name}")
+    for (number, tensor), (name, change) in itertools.product(enumerate(operands(case)), CHANGES.items()):
+        if not tensor.numel() or not tensor.dim():
+            continue
+        expected = results(op, case, number, lambda t, change=change: change(t).contiguous())  # type: ignore[misc]
+        got = results(op, case, number, change)
+        if got is not None and (expected is None or not all(map(close, got, expected))):
+            found.append(f"{case.variant}, operand {number}, {name}")
     return found
 
 
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if i else []) for i, n in enumerate(SETS)])
 @pytest.mark.parametrize("op", OPS)
-def test_strides_change_nothing(op: str, instruction_set: str) -> None:
+def test_strides_change_nothing(op: str, name: str) -> None:
+    """`make test-all` tries every instruction set."""
     torch.set_num_threads(1)  # a child of a process with threads would wait for them
-    assert instruction_set == library.instruction_set()
-    assert in_child(lambda: wrong(op)) == []
+    case = small_cases(op)[0]
+    with library.using(name):
+        assert in_child(lambda: wrong(op, case)) == []
 
 
 def test_an_expanded_operand_is_not_written() -> None:

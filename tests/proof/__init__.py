@@ -1,4 +1,4 @@
-"""What the Triton kernels do, shown without an NPU on three levels (kernels/README.md, "How these kernels are proven").
+"""What the Triton kernels do, shown without an NPU on three levels (kernels/NPU.md, "How these kernels are proven").
 
 1. `interpreter`: their source run by upstream Triton's interpreter.
 2. `lowering`, `structure`: lowered by Triton-Ascend's own compiler, and what the result must look like.

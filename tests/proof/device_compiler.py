@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.proof.lowering import Lowered
 
-#: The newest on PyPI, and CANN 9.1's (kernels/README.md).
+#: The newest on PyPI, and CANN 9.1's (kernels/NPU.md).
 VERSION = "1.2.0"
 #: A die of an A3 and an A2: the names that Triton-Ascend passes.
 TARGETS = ("Ascend910_9382", "Ascend910B3")

@@ -1,4 +1,4 @@
-"""The Triton kernels on three levels (kernels/README.md), and that the levels can fail."""
+"""The Triton kernels on three levels (kernels/NPU.md), and that the levels can fail."""
 
 from __future__ import annotations
 

@@ -113,17 +113,3 @@ def test_without_a_choice_no_scores_are_computed(probe: Any) -> None:
     """Two requests, a part of one and all of the other; caches in the model's dtype and in int8."""
     pytest.importorskip("vllm")
     assert probe("positions") == [True] * 4
-
-
-@needs_vllm
-@pytest.mark.parametrize("drafts", [None, {"method": "mtp", "num_speculative_tokens": 1}], ids=["no drafts", "drafts"])
-def test_steps_that_are_repeated_give_the_same_answers(
-    run_engine: Any, quantized_checkpoint: Path, prompts: Any, drafts: Any
-) -> None:
-    """One request and two, shorter and longer than index_topk."""
-    pytest.importorskip("vllm")
-    engine = {"model": str(quantized_checkpoint), "quantization": "ascend", "speculative_config": drafts}
-    engine |= {"dtype": "bfloat16", "enable_prefix_caching": False}
-    run = run_engine(engine=engine, prompts=prompts[:2], new_tokens=24, alone=True, without_repeating=True)
-    assert len(run["repeated"]) >= 2 and all(uses > 2 for uses in run["repeated"].values())
-    assert [*run["passes"][0], *run["alone"]] == run["without_repeating"]

@@ -31,11 +31,11 @@ def environment(**extra: str) -> dict[str, str]:
 
 #: What commands import anyway; once for all of them.
 _IMPORTED = (
-    "torch", "numba", "pydantic", "yaml", "rich", "safetensors.torch", "tokenizers", "glm5_ascend.cli",
-    "glm5_kernels.ops", "glm5_kernels.compiled.hadamard", "glm5_kernels.compiled.weight_rounding",
+    "torch", "pydantic", "yaml", "rich", "safetensors.torch", "tokenizers", "glm5_ascend.cli",
+    "glm5_kernels.ops", "glm5_kernels.native.hadamard", "glm5_kernels.native.weight_rounding",
 )  # fmt: skip
 #: Variables that count when Python or a library starts: a command with one of them gets an interpreter of its own.
-_AT_START = ("PYTHON", "OMP_", "NUMBA_", "ATEN_", "ONEDNN_", "LD_")
+_AT_START = ("PYTHON", "OMP_", "ATEN_", "ONEDNN_", "LD_")
 
 
 @cache

@@ -29,7 +29,7 @@ TOGETHER = {
     "tests/serve/test_chat.py": "server",
     "tests/fidelity/test_eval_served.py": "server",
 }
-#: What takes longest comes first, and the second server after the first one, whose compiled kernels it finds.
+#: What takes longest comes first.
 LONGEST = (
     "tests/deploy/test_fleet.py",
     "tests/hostile/test_hostile_cases.py",
@@ -48,7 +48,6 @@ LONGEST = (
     "tests/demo_model/test_shipped.py",
     "tests/install/test_locked_down.py",
     "tests/deploy/test_check_scripts.py",
-    "tests/install/test_kernel_cache.py",
 )
 
 

@@ -14,12 +14,12 @@ from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.flag_table import installed_table, line_here
 from glm5_kernels import registry
-from glm5_kernels.registry import KernelUnavailableError, cache
+from glm5_kernels.registry import KernelUnavailableError
 
 
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
-    return [*version_rows(), *device_rows(), *kernel_rows(), *product_rows(), kernel_cache_row(), *serving_rows()]
+    return [*version_rows(), *device_rows(), *kernel_rows(), instruction_row(), *serving_rows()]
 
 
 def version_rows() -> list[DoctorRow]:
@@ -109,25 +109,13 @@ def kernel_rows() -> list[DoctorRow]:
     ]
 
 
-def product_rows() -> list[DoctorRow]:
-    """The instructions that multiply on this CPU, and up to where; nothing where nothing is compiled."""
+def instruction_row() -> DoctorRow:
+    """The instructions of the compiled kernels on this CPU."""
     try:
-        products = {"int8 products": registry.int8_products(), "bf16 products": registry.bf16_products()}
-    except ImportError:
-        return []
-    return [DoctorRow(item, instruction, "info", reach) for item, (instruction, reach) in products.items()]
-
-
-def kernel_cache_row() -> DoctorRow:
-    """The folder that keeps compiled kernels between processes."""
-    folder = cache.folder()
-    if folder is None:
-        note = f"export {cache.VARIABLE}=FOLDER, one that can be written"
-        return DoctorRow("kernel cache", "none can be written; kernels are compiled at every start", "warning", note)
-    functions, size = cache.count_compiled(folder)
-    contents = f"{functions} compiled functions, {size / 2**20:.1f} MiB" if functions else "empty: glm5-ascend warm-up"
-    source = cache.VARIABLE if os.environ.get(cache.VARIABLE) == str(folder) else "the user's cache folder"
-    return DoctorRow("kernel cache", str(folder), "info", f"{source}; {contents}")
+        instruction_set, products = registry.cpu_instructions()
+    except KernelUnavailableError as error:
+        return DoctorRow("instructions", "none: kernels run in plain torch", "warning", str(error))
+    return DoctorRow("instructions", instruction_set, "info", products)
 
 
 def serving_rows() -> list[DoctorRow]:

@@ -30,8 +30,6 @@ MOUNTS = {
     "/etc/ascend_install.info": "File",
     "/etc/hccn.conf": "File",
 }
-#: Folder of compiled kernels, in memory that every user may write.
-KERNEL_CACHE = ("NUMBA_CACHE_DIR", "/dev/shm/glm5-kernels")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Files:
             "heading": Markup("\n".join(heading(profile))),
             "cpu": profile.platform == CPU, "sglang": profile.engine == SGLANG, "servers": self.servers,
             "machine": self.machine,
-            "MANAGERS": MANAGERS, "MOUNTS": MOUNTS, "KERNEL_CACHE": KERNEL_CACHE, "ROUTER_VERSION": ROUTER_VERSION,
+            "MANAGERS": MANAGERS, "MOUNTS": MOUNTS, "ROUTER_VERSION": ROUTER_VERSION,
         }  # fmt: skip
         return rendered(template, **common, **more)
 

@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import (
     MLAAttentionImpl,
 )
 
-from glm5_kernels.ops import PagedBatch, share_cores
+from glm5_kernels.ops import PagedBatch
 
 
 @dataclass
@@ -76,7 +76,6 @@ class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # 
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> SparseMLAMetadata:
         m = common_attn_metadata
-        share_cores(m.num_actual_tokens)
         return SparseMLAMetadata(
             num_actual_tokens=m.num_actual_tokens,
             query_start_loc=m.query_start_loc[: m.num_reqs + 1],

@@ -20,9 +20,7 @@ from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import ExpertTensors, expert_tensors, require_tensors, without_experts
 from glm5_ascend.serve.plugin.mapped_files import MappedFiles, Reader, Step, mapped_files
-from glm5_ascend.serve.plugin.recorded_steps import RecordedSteps
 from glm5_ascend.serve.servable import topk_pattern
-from glm5_kernels import ops
 
 #: mallopt's parameters (glibc's malloc.h) and their values in bytes: allocations up to 32 MiB (the maximum) come from
 #: the heap, 256 MiB of free heap are kept, the heap grows by 16 MiB.
@@ -103,30 +101,10 @@ class Glm5ForCausalLM(_FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[m
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
         keep_freed_memory()
-        self.is_eager: bool = vllm_config.model_config.enforce_eager
-        self.recorded: RecordedSteps | None = None
         super().__init__(vllm_config=vllm_config, prefix=prefix)
 
     def steps(self) -> list[Step]:
         return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded = super().load_weights(weights)
-        fits = self.directory.is_dir() and mapped_files(self.directory).fit
-        if fits and not self.is_eager and ops.new_recording() is not None:
-            self.recorded = RecordedSteps(super().forward, self.config.index_topk)
-        return loaded
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: Any = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> Any:
-        if self.recorded is None or input_ids is None or inputs_embeds is not None:
-            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
-        return self.recorded.run(input_ids, positions)
 
 
 class Glm5MTP(_FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]

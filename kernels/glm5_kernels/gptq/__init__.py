@@ -51,5 +51,8 @@ class GptqRound(NamedTuple):
         columns = self.weight.shape[1]
         if not columns:
             raise KernelInputError(f"weight has shape {list(self.weight.shape)}, expected at least one column")
+
+    def check_values(self) -> None:
+        columns = self.weight.shape[1]
         if not torch.equal(self.perm.sort().values, torch.arange(columns, device=self.perm.device)):
             raise KernelInputError(f"perm must name every one of {columns} columns once")

@@ -39,4 +39,6 @@ class IndexerPreprocess(NamedTuple):
         if 2 * pairs > dim:
             raise KernelInputError(f"cos has {pairs} pairs for rows of {dim}")
         require_same_dtype("k", self.k, "q", self.q)
+
+    def check_values(self) -> None:
         check_slots(self.slot_mapping, self.k_cache)

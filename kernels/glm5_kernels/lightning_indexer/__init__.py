@@ -35,6 +35,9 @@ class LightningIndexer(NamedTuple):
     def rules(self) -> None:
         _check(self)
 
+    def check_values(self) -> None:
+        check_blocks(self.batch, *self.k_cache.shape[:2])
+
 
 class LightningIndexerQuant(NamedTuple):
     """`LightningIndexer` on int8 queries and keys with their scales (LI-C8, half the bytes; see `quantize_indexer`).
@@ -53,10 +56,12 @@ class LightningIndexerQuant(NamedTuple):
     def rules(self) -> None:
         _check(self)
 
+    def check_values(self) -> None:
+        check_blocks(self.batch, *self.k_cache.shape[:2])
+
 
 def _check(operands: LightningIndexer | LightningIndexerQuant) -> None:
     if 0 in operands.q.shape[1:]:
         raise KernelInputError(f"q has shape {list(operands.q.shape)}, expected at least one head and one dim")
-    check_blocks(operands.batch, *operands.k_cache.shape[:2])
     if operands.topk < 1:
         raise KernelInputError(f"topk is {operands.topk}, must be at least 1")

@@ -61,4 +61,6 @@ class MlaPreprocess(NamedTuple):
         for name, weight in weights.items():
             if weight.dtype != torch.int8:
                 require_same_dtype(name, weight, "hidden_states", self.hidden_states)
+
+    def check_values(self) -> None:
         check_slots(self.slot_mapping, self.kpe_cache)

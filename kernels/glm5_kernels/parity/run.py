@@ -64,19 +64,6 @@ def parity(
             yield from _judge(case, implementation, got, want)
 
 
-def compile_all() -> Iterator[str]:
-    """Run every case once on this CPU, so that later processes find the compiled kernels in the cache.
-
-    Yields:
-        The name of each op before it is compiled.
-    """
-    for op in registry.OPS:
-        if registry.obstacle(op, "cpu", "cpu") is None:
-            yield op
-            for case in cases(ops=(op,)):
-                registry.load(op, "cpu")(*case.arguments)
-
-
 def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
     def row(output: str, difference: Difference, allowed: str) -> ParityRow:
         names: dict[str, Any] = {"op": case.op, "variant": case.variant, "implementation": implementation}

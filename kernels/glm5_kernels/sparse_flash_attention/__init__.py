@@ -44,7 +44,7 @@ class SparseFlashAttention(NamedTuple):
     scale: float  # (nope + rope head dim) ** -0.5
     round_probs: bool = False
 
-    def rules(self) -> None:
+    def check_values(self) -> None:
         check_blocks(self.batch, *self.ckv_cache.shape[:2])
 
 
@@ -67,4 +67,6 @@ class SparseFlashAttentionQuant(NamedTuple):
         if rank % TILE:
             raise KernelInputError(f"kv_lora_rank is {rank}, packed rows need a multiple of {TILE}")
         require_shape("kv_cache", self.kv_cache, (*blocks, rank + 2 * rope + 4 * rank // TILE))
-        check_blocks(self.batch, *blocks)
+
+    def check_values(self) -> None:
+        check_blocks(self.batch, *self.kv_cache.shape[:2])

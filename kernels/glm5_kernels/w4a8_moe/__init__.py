@@ -54,6 +54,7 @@ class ExpertWeights:
                 raise KernelInputError(f"block {number} of the expert weights has another type or layout than block 0")
         self.packed, self.pitch, self.device = first.dtype == torch.uint8, first.stride(0), first.device
         self.rows, self.columns = len(first) * (2 if self.packed else 1), first.shape[1]
+        self.signature = len(self.blocks), *kind
 
     @cached_property
     def addresses(self) -> NDArray[np.int64]:
@@ -91,5 +92,8 @@ class W4a8Moe(NamedTuple):
                 raise KernelInputError(f"{name} is on {weights.device}, x is on {self.x.device}")
         require_shape("w13_scale", self.w13_scale, (experts, 2 * width))
         require_shape("w2_scale", self.w2_scale, (experts, hidden))
+
+    def check_values(self) -> None:
+        experts = len(self.w2.blocks)
         if largest(self.topk_ids) >= experts:
             raise KernelInputError(f"topk_ids names expert {largest(self.topk_ids)}, there are {experts}")

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from glm5_kernels.compiled.processor import restricted_to
 from tests.support.command import ROOT
 
 #: What Debian 12's Python 3.11 and the wheels' libraries load.
@@ -37,17 +36,17 @@ _SOURCES = "deb http://deb.debian.org/debian bookworm main\ndeb http://deb.debia
 
 @dataclass(frozen=True)
 class Emulated:
-    """folder: where everything lies. cpu: the processor as LLVM calls it; tsv110 is Kunpeng 920."""
+    """folder: where everything lies. isa: the instruction set of the kernels; dotprod is Kunpeng 920's."""
 
     folder: Path
-    cpu: str = "tsv110"
+    isa: str = "dotprod"
 
     def environment(self) -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"], "HOME": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}:{ROOT / 'kernels'}", "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHOME": str(self.folder / "root" / "usr"),
-            "NUMBA_CACHE_DIR": str(self.folder / "compiled" / self.cpu), **restricted_to(self.cpu),
+            "GLM5_KERNELS_ISA": self.isa,
         }  # fmt: skip
 
     def command(self) -> list[str]:

@@ -22,7 +22,7 @@ mount -o bind,remount,ro / && mount -t tmpfs -o mode=1777 tmpfs "$1" && cd / || 
 shift 2
 exec "$@"
 """
-UNKNOWN = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTEST_CURRENT_TEST")
+UNKNOWN = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "PYTEST_CURRENT_TEST")
 
 
 @functools.cache

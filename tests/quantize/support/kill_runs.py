@@ -52,7 +52,7 @@ def digest(out: Path) -> str:
 
 def main(source: Path, calib: Path, folder: Path, recipe: str, kills: int) -> None:
     torch.set_num_threads(1)
-    for choice in ops.report():  # numba takes longer to import than the run does
+    for choice in ops.report():  # the library takes longer to load than the run does
         registry.load(choice.op, choice.implementation)
     # Same folder name for both, because the provenance holds the output's name.
     whole, broken = folder / "whole" / "out", folder / "broken" / "out"

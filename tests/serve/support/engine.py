@@ -102,11 +102,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
     if job.get("alone"):
         result["alone"] = [generate(llm, [prompt], job["new_tokens"])[0] for prompt in job["prompts"]]
-    if job.get("without_repeating"):
-        result["repeated"] = {str(kind): uses for kind, uses in model_of(llm).recorded.uses.items()}
-        model_of(llm).recorded = None
-        result["without_repeating"] = generate(llm, job["prompts"], job["new_tokens"])
-        result["without_repeating"] += [generate(llm, [prompt], job["new_tokens"])[0] for prompt in job["prompts"]]
     if "drawn" in job:
         result["drawn"] = drawn(llm, job["drawn"])
         ids = llm.get_tokenizer().encode(job["drawn"]["prompt"], add_special_tokens=False)

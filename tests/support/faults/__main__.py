@@ -26,8 +26,11 @@ from tests.support.faults.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("glm5_ascend", "kernels")
-#: What a copy does without. Compiled kernels are copied: they are valid as long as their source is unchanged.
-IGNORED = shutil.ignore_patterns(".git", ".venv", "work", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+SOURCES = (".py", ".h", ".cpp")
+#: What a copy does without. The library of the kernels is copied, and built again where their source has changed.
+IGNORED = shutil.ignore_patterns(
+    ".git", ".venv", "work", "build", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache"
+)
 EVERY_LEVEL = ("-m", "not contract")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -51,7 +54,12 @@ def find_code(tree: Path, fault: Fault) -> Planted:
     Raises:
         MissingError: none of its fragments stands exactly once in the product.
     """
-    texts = {path: path.read_text(encoding="utf-8") for name in PRODUCT for path in (tree / name).rglob("*.py")}
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for name in PRODUCT
+        for path in (tree / name).rglob("*.*")
+        if path.suffix in SOURCES
+    }
     for right, wrong in fault.edits:
         counts = {path: text.count(right) for path, text in texts.items() if right in text}
         if sum(counts.values()) == 1:
@@ -76,15 +84,13 @@ def find_tests(tree: Path, names: Iterable[str]) -> list[str]:
     return found
 
 
-def pytest(tree: Path, *arguments: str, cache: Path | None = None) -> str:
-    """Output of a run of `tree`'s tests on its own code; `cache`: another folder for compiled kernels."""
+def pytest(tree: Path, *arguments: str) -> str:
+    """Output of a run of `tree`'s tests on its own code."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "kernels")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    if cache is not None:
-        environment["NUMBA_CACHE_DIR"] = str(cache)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
@@ -92,22 +98,27 @@ def pytest(tree: Path, *arguments: str, cache: Path | None = None) -> str:
     return done.stdout
 
 
-def failing(tree: Path, tests: list[str], cache: Path | None = None, first: bool = True) -> list[str]:
-    return FAILED.findall(pytest(tree, *EVERY_LEVEL, *(["-x"] if first else []), *tests, cache=cache))
+def failing(tree: Path, tests: list[str], first: bool = True) -> list[str]:
+    return FAILED.findall(pytest(tree, *EVERY_LEVEL, *(["-x"] if first else []), *tests))
+
+
+def build(tree: Path, source: Path) -> None:
+    """Build the library of the kernels after a change of `source`, if that is C++."""
+    if source.suffix != ".py":
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        subprocess.run(command, cwd=tree, capture_output=True, check=True)
 
 
 def finding(tree: Path, planted: Planted, tests: list[str]) -> list[str]:
     """The tests that fail with the fault; the file is put back."""
-    before, facts = planted.path.read_bytes(), planted.path.stat()
+    before = planted.path.read_text(encoding="utf-8")
     try:
-        planted.path.write_text(planted.path.read_text(encoding="utf-8").replace(planted.right, planted.wrong))
-        with tempfile.TemporaryDirectory() as folder:
-            # numba looks at a kernel's own file only: a fault in what it calls would not be compiled anew
-            compiled = "numba" in before.decode() or "kernels" in planted.path.parts
-            return failing(tree, tests, Path(folder) if compiled else None)
+        planted.path.write_text(before.replace(planted.right, planted.wrong), encoding="utf-8")
+        build(tree, planted.path)
+        return failing(tree, tests)
     finally:
-        planted.path.write_bytes(before)
-        os.utime(planted.path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        planted.path.write_text(before, encoding="utf-8")
+        build(tree, planted.path)
 
 
 def collected(tree: Path, tests: Iterable[str], *options: str) -> set[str]:

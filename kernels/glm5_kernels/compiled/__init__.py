@@ -1,1 +1,0 @@
-"""The ops compiled by numba, and what they share."""
