@@ -38,7 +38,7 @@ def test_indexer_breaks_ties_and_passes_over_missing_blocks(heads: int, dtype: t
     assert torch.equal(got, want) and not ((first >= 0) & ((first < 32) | (first // 32 == 5))).any()
 
 
-@pytest.mark.parametrize("k", [1, 7, 64, 1000])
+@pytest.mark.parametrize("k", [1, 7, 100, 1000])
 def test_the_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
     """Scores that are the keys' scales: few different values, both zeros, infinities; NaN is never chosen."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, 1e-40, -3.5, math.nan])
