@@ -120,9 +120,10 @@ def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ra
     """Bytes of the weights of a quantized model that a server copies out of the mapped files, in all its ranks.
 
     `serve/plugin` copies what vLLM fuses (q_a with kv_a, float weights of the indexer), splits (W_UK or W_UV) or
-    multiplies by torch (other FLOAT linears), and all scales. A test compares this with a server at GLM-5's widths.
+    multiplies by torch (other FLOAT linears and MTP's rot.weight), and all scales. A test compares this with a server
+    at GLM-5's widths.
     """
-    total, sizes = 0, config.sizes
+    total, sizes = 2 * ranks * drafts * config.hidden_size**2, config.sizes
     for prefix, weight, count in config.counted_weights():
         if not isinstance(weight, Linear) or (prefix.startswith(config.mtp_prefixes) and not drafts):
             continue
