@@ -86,7 +86,8 @@ def converted(source: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def _constant(embedding: Tensor) -> Tensor:
     """Return u [hidden] with u . x near 1 for every normed embedding x: untrained index heads all count alike."""
     x = torch.nn.functional.rms_norm(embedding, (HIDDEN,))
-    return torch.linalg.solve(x.T @ x, x.sum(0))
+    weights: Tensor = torch.linalg.solve(x.T @ x, x.sum(0))
+    return weights
 
 
 def _attention(weights: dict[str, Tensor], head_weights: Tensor) -> dict[str, Tensor]:
@@ -126,7 +127,8 @@ def _attention(weights: dict[str, Tensor], head_weights: Tensor) -> dict[str, Te
 
 def _orthogonal(weight: Tensor) -> Tensor:
     """Return the right singular vectors [576, 576] of a weight [n, 576], the largest first."""
-    return torch.linalg.svd(weight, full_matrices=True).Vh
+    vectors: Tensor = torch.linalg.svd(weight, full_matrices=True).Vh
+    return vectors
 
 
 def _neurons(weights: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
