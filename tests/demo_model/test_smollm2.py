@@ -71,7 +71,7 @@ def test_the_converted_model_computes_the_same(tmp_path: Path) -> None:
     save_file(dict(smollm2.converted(source)), tmp_path / "model.safetensors", {"format": "pt"})
     config = smollm2.config(source)
     (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, trust_remote_code=False)
     tokens = torch.randint(0, VOCABULARY, (60,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         got = model(tokens[None]).logits[0]

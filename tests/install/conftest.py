@@ -82,8 +82,9 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Indexes]:
     wheel(folder / "pytorch", "torch", "2.13.0+cpu", files=torch_files(None))
     checkout = folder / "checkout"
     files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "Makefile", "pyproject.toml", "README.md",
-         "LICENSE", "MANIFEST.in", "deploy", "glm5_ascend/__init__.py", "kernels/glm5_kernels/__init__.py"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "Makefile", "pyproject.toml", "setup.py",
+         "README.md", "LICENSE", "MANIFEST.in", "deploy", "glm5_ascend/__init__.py",
+         "kernels/glm5_kernels/__init__.py"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     for name in files:

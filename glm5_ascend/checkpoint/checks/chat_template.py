@@ -65,7 +65,7 @@ def _templates(
         name = path.relative_to(directory).as_posix()
         if path.is_file() and inside(path, directory):
             try:
-                yield (name, ""), read_template(path)
+                yield (name, ""), _read_template(path)
             except CheckpointError as error:
                 report.error("files.chat_template", error.message, file=name, fix=error.tip)
                 yield (name, ""), None
@@ -84,12 +84,7 @@ def _templates(
         yield (SETTINGS, "chat_template: "), stated
 
 
-def read_template(path: Path) -> str:
-    """Return the text of a template file.
-
-    Raises:
-        CheckpointError: it cannot be read, is not UTF-8 or too large.
-    """
+def _read_template(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
