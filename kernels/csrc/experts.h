@@ -176,6 +176,7 @@ inline void all_experts(const Codes& x, const Pairs& pairs, int64_t experts, con
 inline void w4a8_moe(const void* x, int64_t x_pitch, int64_t dtype, int64_t tokens, const int64_t* ids,
                      const float* weights, int64_t per_token, int64_t experts, const ExpertBlocks& w13,
                      const ExpertBlocks& w2, float* out) {
+  if (tokens == 0) return;  // out may be null
   const Pairs pairs(ids, weights, tokens, per_token, experts);
   const Codes codes(tokens, w13.k);
   with_floats(dtype, [&](auto element) { quantize_rows<decltype(element)>(x, x_pitch, w13.k, nullptr, codes); });

@@ -33,9 +33,8 @@ template <class Sink>
 void multiply_task(const Tokens& x, const Block& block, int64_t task, const int32_t* bias, const float* scales,
                    ProductScratch& scratch, const Sink& sink) {
   const int32_t zero = zero_of(block, x.tiles);
-  const auto scaling = [&](int64_t token) GLM5_INLINED {
-    return Scaling{-zero * x.sums[token], x.scales[token], bias, scales};
-  };
+  const auto scaling = [&](int64_t token)
+                           GLM5_INLINED { return Scaling{-zero * x.sums[token], x.scales[token], bias, scales}; };
 #if defined(__AMX_INT8__)
   if (x.tiles) {
     multiply_task_by_amx(block, task, x.tiles, x.count, scratch.amx,

@@ -5,6 +5,8 @@
 #include <new>
 #if defined(_OPENMP)
 #include <omp.h>
+#elif defined(__SANITIZE_THREAD__)
+#include <thread>
 #endif
 
 #include "glm5_kernels.h"
@@ -21,6 +23,20 @@ inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
+#if defined(__SANITIZE_THREAD__)  // it does not see how OpenMP orders memory: other threads, and every task is a run
+inline int max_threads() { return 4; }
+
+template <class Work>
+void parallel_for(int64_t tasks, int64_t, const Work& work) {
+  std::thread team[4];
+  for (int thread = 0; thread < max_threads(); ++thread)
+    team[thread] = std::thread([&work, tasks, thread] {
+      for (int64_t task = thread; task < tasks; task += max_threads()) work(task, task + 1, thread);
+    });
+  for (std::thread& thread : team) thread.join();
+}
+
+#else
 // The threads that an op may use: torch's number, as OpenMP keeps it.
 inline int max_threads() {
 #if defined(_OPENMP)
@@ -48,12 +64,14 @@ void parallel_for(int64_t tasks, int64_t grain, const Work& work) {
   if (tasks) work(int64_t{0}, tasks, 0);
 }
 
+#endif
+
 // Uninitialised array on a cache line, freed with its scope; throws std::bad_alloc.
 template <class T>
 class Buffer {
  public:
   explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new(bytes(size), kAlignment))) {}
-  ~Buffer() { ::operator delete(data_, kAlignment); }
+  ~Buffer() { ::operator delete(static_cast<void*>(data_), kAlignment); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   operator T*() const { return data_; }

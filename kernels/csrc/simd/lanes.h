@@ -73,19 +73,19 @@ struct F32x16 {
   GLM5_INLINE void store(float* p) const { GLM5_EACH(i) native_store(p + kNative * i, v[i]); }
 };
 
-#define GLM5_LANEWISE(op)                                   \
-  GLM5_INLINE F32x16 operator op(F32x16 a, F32x16 b) {      \
-    GLM5_EACH(i) a.v[i] = a.v[i] op b.v[i];                 \
-    return a;                                               \
-  }                                                         \
-  GLM5_INLINE F32x16& operator op##=(F32x16& a, F32x16 b) { \
-    a = a op b;                                             \
-    return a;                                               \
+#define GLM5_LANEWISE(op, assign)                            \
+  GLM5_INLINE F32x16 operator op(F32x16 a, F32x16 b) {       \
+    GLM5_EACH(i) a.v[i] = a.v[i] op b.v[i];                  \
+    return a;                                                \
+  }                                                          \
+  GLM5_INLINE F32x16& operator assign(F32x16& a, F32x16 b) { \
+    a = a op b;                                              \
+    return a;                                                \
   }
-GLM5_LANEWISE(+)
-GLM5_LANEWISE(-)
-GLM5_LANEWISE(*)
-GLM5_LANEWISE(/)
+GLM5_LANEWISE(+, +=)
+GLM5_LANEWISE(-, -=)
+GLM5_LANEWISE(*, *=)
+GLM5_LANEWISE(/, /=)
 #undef GLM5_LANEWISE
 
 // a * b + c, rounded once.

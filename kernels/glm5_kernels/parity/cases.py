@@ -148,7 +148,8 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             yield Case("sparse_flash_attention_quant", f"{variant}, int8 rows", packed, outputs)
 
 
-def _quantized(mode: str, n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> LinearWeights:
+def linear_weights(mode: str, n: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> LinearWeights:
+    """Random weights [n, k] of a linear layer in one of `QUANT_MODES`."""
     if mode == NO_QUANT:
         return LinearWeights((torch.randn(n, k, generator=generator) * k**-0.5).to(dtype))
     weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=generator)
@@ -176,8 +177,8 @@ def preprocess_operands(
     fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=dtype)
     return (
         torch.randn(tokens, hidden, generator=generator).to(dtype), angle.cos(), angle.sin(),
-        _quantized(mode, q_lora + RANK + ROPE, hidden, dtype, generator),
-        _quantized(mode, heads * (NOPE + ROPE), q_lora, dtype, generator),
+        linear_weights(mode, q_lora + RANK + ROPE, hidden, dtype, generator),
+        linear_weights(mode, heads * (NOPE + ROPE), q_lora, dtype, generator),
         (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
         0.9 + 0.2 * torch.rand(q_lora, generator=generator), 0.9 + 0.2 * torch.rand(RANK, generator=generator),
         slots, fused[..., :RANK], fused[..., RANK:], 1e-6,
@@ -232,7 +233,10 @@ def _linear(generator: torch.Generator) -> Iterator[Case]:
     exact = Tolerance(0.0, 0.0, "integers are exact, one rounding")
     for mode in (PER_TOKEN, PER_TENSOR):
         for tokens, n, k in ((1, 640, 512), (8, 200, 2048), (300, 256, 96)):
-            arguments = torch.randn(tokens, k, generator=generator), _quantized(mode, n, k, torch.float32, generator)
+            arguments = (
+                torch.randn(tokens, k, generator=generator),
+                linear_weights(mode, n, k, torch.float32, generator),
+            )
             yield Case("int8_linear", f"{mode}, [{tokens}, {k}] x [{n}, {k}]", arguments, (("y", exact),))
 
 

@@ -3,6 +3,7 @@
     python -m tests.aarch64.support.emulated FOLDER
 
 makes FOLDER once (1.2 GB), and prints the command that runs this checkout there. Nothing is installed on the machine.
+The kernels are those of this checkout, by Debian's cross compiler (g++-aarch64-linux-gnu).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PACKAGES = (
     "python3.11", "zlib1g", "libexpat1", "libffi8", "libssl3", "libbz2-1.0", "liblzma5", "libsqlite3-0", "libuuid1",
     "libncursesw6", "libtinfo6", "libreadline8", "libdb5.3", "libcrypt1", "libgomp1", "libnsl2", "libtirpc3",
 )  # fmt: skip
+PROGRAMS = "apt-get", "dpkg", "dpkg-deb", "cmake", "aarch64-linux-gnu-g++"
 #: The last torch whose aarch64 wheel on PyPI is a CPU build; the Atlas images pin it, too.
 TORCH = "2.10.0"
 _PLATFORMS = [f"--platform=manylinux_2_{glibc}_aarch64" for glibc in (28, 27, 17)] + [
@@ -44,7 +46,7 @@ class Emulated:
     def environment(self) -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"], "HOME": str(self.folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}:{ROOT / 'kernels'}", "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}:{self.folder / 'kernels'}", "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHOME": str(self.folder / "root" / "usr"),
             "GLM5_KERNELS_ISA": self.isa,
         }  # fmt: skip
@@ -69,18 +71,29 @@ class Emulated:
 
 def obstacle() -> str | None:
     """Why the folder cannot be made here; None where it can."""
-    missing = [program for program in ("apt-get", "dpkg", "dpkg-deb") if shutil.which(program) is None]
-    return f"{missing[0]} brings the emulator and Debian's arm64 packages" if missing else None
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    return f"{missing[0]} is missing: it brings or builds what the emulator runs" if missing else None
 
 
 def make(folder: Path) -> Emulated:
-    """Download and unpack what is not there yet."""
+    """Download and unpack what is not there yet; build the kernels again if their sources have changed."""
     marker = folder / "made"
     if not marker.exists():
         _system(folder)
         _wheels(folder)
         marker.touch()
+    _kernels(folder)
     return Emulated(folder)
+
+
+def _kernels(folder: Path) -> None:
+    """The package glm5_kernels with a library for aarch64."""
+    package, source = folder / "kernels" / "glm5_kernels", ROOT / "kernels" / "csrc"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "kernels" / "glm5_kernels", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={source / 'aarch64.cmake'}"
+    _said(["cmake", "-S", str(source), "-B", str(folder / "csrc"), toolchain, f"-DOUTPUT={package}"])
+    _said(["cmake", "--build", str(folder / "csrc"), "--parallel"])
 
 
 def _system(folder: Path) -> None:

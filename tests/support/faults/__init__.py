@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.faults import offline, online, structure
+from tests.support.faults import kernels, offline, online, structure
 
-FAULTS = (*offline.FAULTS, *online.FAULTS, *structure.FAULTS)
+FAULTS = (*kernels.FAULTS, *offline.FAULTS, *online.FAULTS, *structure.FAULTS)

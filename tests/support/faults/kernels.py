@@ -1,0 +1,52 @@
+"""Of the kernels in C++ that a sanitizer finds: their results may be right."""
+
+from __future__ import annotations
+
+from tests.support.faults.fault import Fault, fault
+
+ADDRESS, THREAD = "test_nothing_is_found[address,undefined]", "test_nothing_is_found[thread]"
+
+FAULTS: tuple[Fault, ...] = (
+    fault(
+        "kernels",
+        "sixteen biases are read where fewer columns are left",
+        "I32x16::load(whole ? by.bias + column : bias)",
+        "I32x16::load(by.bias + column)",
+        ADDRESS,
+    ),
+    fault(
+        "kernels",
+        "the end of a weight row is read as a whole step",
+        "ends[l] = copies[l];",
+        "ends[l] = lines[l] + column;",
+        ADDRESS,
+    ),
+    fault(
+        "kernels",
+        "one count of pairs too few",
+        "starts(experts + 2), weight",
+        "starts(experts + 1), weight",
+        ADDRESS,
+    ),
+    fault(
+        "kernels",
+        "all threads add squares in one row of scratch",
+        "nullptr, sums + columns * thread);",
+        "nullptr, sums);",
+        THREAD,
+    ),
+    fault(
+        "kernels",
+        "all threads rotate in one row of scratch",
+        "float *const row = scratch + 2 * rope * thread,",
+        "float *const row = scratch + 2 * rope * (thread & 0),",
+        THREAD,
+    ),
+    fault(
+        "kernels",
+        "all threads multiply experts in one scratch",
+        "task % tasks, scratch[thread]);\n  });\n}\n\n// The experts' share",
+        "task % tasks, scratch[0]);\n  });\n}\n\n// The experts' share",
+        THREAD,
+    ),
+)
