@@ -16,6 +16,7 @@ from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehears
 from glm5_ascend.deploy.rehearsal.run import RankLayout, layout, select_ranks, uneven_experts
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
+from tests.support.tiny_model import tiny_config
 
 GOOD: dict[str, Any] = {
     "problems": [], "versions": {"vllm-ascend": "0.23.0.post1"}, "models": {"target": "A"}, "schemes": {"A": 2},
@@ -88,7 +89,7 @@ def test_without_an_environment_it_says_how_to_get_one(
     with pytest.raises(MissingEnvironmentError):
         find_environment()
     monkeypatch.setenv("GLM5_REHEARSAL", str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config()))
     assert run(["rehearse", str(tmp_path), "--profile", "a3-single-w4a8"]) == 3
     assert "rehearse --prepare" in capsys.readouterr().err
     assert run(["rehearse"]) == 2
