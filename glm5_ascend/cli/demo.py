@@ -26,7 +26,7 @@ FOLDERS = {DemoModel.GLM5: "glm5-demo", DemoModel.FLASH: "flash-demo", DemoModel
 #: Windows of 128 tokens that are compared with the source; GLM-5's demo answers instead.
 WINDOWS = {DemoModel.FLASH: "20", DemoModel.SMOLLM2: "8"}
 #: What a person would ask SmolLM2.
-QUESTIONS = ("What is the capital of France?", "Why do leaves fall in autumn?", "Write two lines about the sea.")
+QUESTIONS = ("What is the capital of France?", "Who wrote Romeo and Juliet?", "What is water made of?")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,15 @@ DENSE_LAYERS = 3
 #: The other layers' 1,536 neurons are so many routed experts, all chosen with weight 1, and a shared one.
 EXPERTS, EXPERT = 7, 192
 CONTEXT = 2048
+#: Greedy, and an end: so small a model repeats itself.
+GENERATION = {
+    "do_sample": False,
+    "temperature": 0.0,
+    "repetition_penalty": 1.1,
+    "max_new_tokens": 128,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
 CHAT_TOKENS = {"bos": "<|im_start|>", "eos": "<|im_end|>", "unk": "<|endoftext|>", "pad": "<|im_end|>"}
 
 
@@ -51,7 +60,7 @@ def write_smollm2(dst: Path) -> Path:
         write_file(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
         for name, content in (
             ("config.json", config(source.tensors)),
-            ("generation_config.json", {"do_sample": False, "temperature": 0.0, "eos_token_id": 2, "pad_token_id": 2}),
+            ("generation_config.json", GENERATION),
             ("tokenizer.json", _tokenizer(source.metadata)),
             ("tokenizer_config.json", _tokenizer_config()),
         ):
