@@ -71,7 +71,7 @@ def checked_command(options: ServeOptions) -> ServerCommand:
     line, flags = user_flags(profile, options.vllm_args)
     if flags and (note := installed_table(line).note):
         print(f"note: {note}", file=sys.stderr)
-    role = following_template(profile.role(options.role).for_line(line), checkpoint.directory)
+    role, notes = following_template(profile.role(options.role).for_line(line), checkpoint.directory)
     if profile.platform != CPU:
         refuse_known_bad(profile, role, checkpoint, options)
     if (wrong := other_weights(profile, checkpoint)) is not None:
@@ -79,6 +79,8 @@ def checked_command(options: ServeOptions) -> ServerCommand:
     built = server_command(options, profile, role, checkpoint, flags)
     port = port_of(built.argv)
     refuse_open_server(built, options)
+    for note in notes:
+        print(note, file=sys.stderr)
     if options.dry_run:
         return built
     refuse_other_platform(profile, ranks_of(built.argv))
@@ -114,17 +116,19 @@ def server_command(
     return ServerCommand(merged_environment(env), [*argv[: model + 1], *ours, *argv[model + 1 :]]).without_key()
 
 
-def following_template(role: Role, directory: Path) -> Role:
-    """The role without parsers of what the chat template never writes: glm45 would take every answer for thoughts."""
-    path, args = directory / TEMPLATE, dict(role.args)
-    if not path.is_file():
-        return role
-    text = read_bytes(path, TEMPLATE_BYTES, CheckpointError, "copy the file again").decode(errors="replace")
-    for mark, flags in PARSERS.items():
-        if mark not in text and flags[0] in args:
-            args = {name: value for name, value in args.items() if name not in flags}
-            print(f"{TEMPLATE} has no {mark}: served without --{flags[0]}", file=sys.stderr)
-    return replace(role, args=args)
+def following_template(role: Role, directory: Path) -> tuple[Role, list[str]]:
+    """The role without parsers of what the chat template never writes, and a note on each.
+
+    The parser glm45 would take every answer of such a model for thoughts.
+    """
+    path, args, notes = directory / TEMPLATE, dict(role.args), []
+    if path.is_file():
+        text = read_bytes(path, TEMPLATE_BYTES, CheckpointError, "copy the file again").decode(errors="replace")
+        for mark, flags in PARSERS.items():
+            if mark not in text and flags[0] in args:
+                args = {name: value for name, value in args.items() if name not in flags}
+                notes.append(f"{TEMPLATE} has no {mark}: served without --{flags[0]}")
+    return replace(role, args=args), notes
 
 
 def with_key_flag(command: ServerCommand) -> ServerCommand:
