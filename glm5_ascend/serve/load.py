@@ -52,7 +52,8 @@ def run_load(
     Args:
         tokenizer: directory of the served checkpoint.
     Raises:
-        MissingEnvironmentError: vLLM is not installed here. CheckFailedError: the benchmark ended with an error.
+        MissingEnvironmentError: vLLM is not installed here.
+        CheckFailedError: it ended with an error, or no request was answered.
     """
     if importlib.util.find_spec("vllm") is None:
         raise MissingEnvironmentError("a load test needs `vllm bench serve`: vLLM is not installed here")
@@ -65,7 +66,7 @@ def run_load(
         }  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "glm5_ascend.serve.vllm_command", "bench", "serve", *words]
-        command += ["--ignore-eos", "--save-result", "--disable-tqdm"]
+        command += ["--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
         environ = os.environ | {"OPENAI_API_KEY": client.key, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         try:
             done = subprocess.run(
@@ -78,9 +79,13 @@ def run_load(
             last = next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), "no message")
             raise CheckFailedError(f"vllm bench serve failed: {shortened(last, 300)}", "see the server's log")
         answer: Any = parse_json(result.read_text(encoding="utf-8"))
-    completed = max(1, answer["completed"])
+    if not answer["completed"]:
+        error = shortened(next(filter(None, answer["errors"]), "no message"), 300)
+        raise CheckFailedError(
+            f"vllm bench serve failed: no request of {requests} was answered: {error}", "see the server's log"
+        )
     return MeasuredLoad(
-        prompt=round(answer["total_input_tokens"] / completed), output=output, concurrency=concurrency,
+        prompt=round(answer["total_input_tokens"] / answer["completed"]), output=output, concurrency=concurrency,
         requests=answer["completed"], output_tokens_per_s=answer["output_throughput"],
         ttft_ms=answer["median_ttft_ms"], tpot_ms=answer["median_tpot_ms"], failed=answer["failed"],
         per_step=answer.get("spec_decode_acceptance_length") or 0.0,
