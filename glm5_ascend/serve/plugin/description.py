@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, not_runnable
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, mixed_types, not_runnable
 from glm5_ascend.engine_view import FUSED_MODULES
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
@@ -55,22 +55,17 @@ class QuantDescription:
                 raise CheckpointError(
                     f"{self.path}: {module}.weight is {tensor_type}: {reason}", "give it another type in the recipe"
                 )
+        stated = {name.removesuffix(".weight"): each for name, each in self.types.items() if name.endswith(".weight")}
         for layer in range(self.config.num_layers_with_mtp):
             for group in self.config.fused_groups(layer):
-                self._check_group(group)
-
-    def _check_group(self, modules: tuple[str, ...]) -> None:
-        """Check that modules have one type; of the experts of a layer engines read expert 0's only."""
-        if not any(f"{module}.weight" in self.types for module in modules):
-            return
-        first, *others = modules
-        for module in others:
-            if self.type_of_linear(module) != self.type_of_linear(first):
-                raise CheckpointError(
-                    f"{self.path}: {module}.weight is {self.type_of_linear(module)}, but {first}.weight is "
-                    f"{self.type_of_linear(first)}: the engine has one type for both",
-                    "quantize them with the same scheme",
-                )
+                for module in group if any(module in stated for module in group) else ():
+                    self.type_of_linear(module)
+        for module, other in mixed_types(self.config, stated):
+            raise CheckpointError(
+                f"{self.path}: {module}.weight is {stated[module]}, but {other}.weight is {stated[other]}: the engine "
+                "has one type for both",
+                "quantize them with the same scheme",
+            )
 
 
 def load_description(directory: Path) -> QuantDescription:
