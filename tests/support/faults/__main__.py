@@ -25,8 +25,8 @@ from tests.support.faults import FAULTS
 from tests.support.faults.fault import Fault
 
 ROOT = Path(__file__).resolve().parents[3]
-PRODUCT = ("glm5_ascend", "kernels")
-SOURCES = (".py", ".h", ".cpp")
+PRODUCT = ("glm5_ascend", "kernels", "deploy/templates")
+SOURCES = (".py", ".h", ".cpp", ".j2")
 #: What a copy does without. The library of the kernels is copied, and built again where their source has changed.
 IGNORED = shutil.ignore_patterns(
     ".git", ".venv", "work", "build", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache"
@@ -104,7 +104,7 @@ def failing(tree: Path, tests: list[str], first: bool = True) -> list[str]:
 
 def build(tree: Path, source: Path) -> None:
     """Build the library of the kernels after a change of `source`, if that is C++."""
-    if source.suffix != ".py":
+    if source.suffix in (".h", ".cpp"):
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         subprocess.run(command, cwd=tree, capture_output=True, check=True)
 

@@ -129,15 +129,15 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "serve",
         "experts of one layer may have different types",
-        "if self.type_of_linear(module) != self.type_of_linear(first):",
-        "if not self.type_of_linear(module):",
+        "if len({types[module] for module in typed}) > 1:",
+        "if len({types[module] for module in typed}) > 2:",
         "test_bad_descriptions_are_refused",
     ),
     fault(
         "serve",
         "keys that vLLM would misread are not looked at",
-        "        if config.get(key) != value:\n",
-        "        if config.get(key, value) != value:\n",
+        "        if raw.get(key) != expected:\n",
+        "        if raw.get(key, expected) != expected:\n",
         "test_configs_that_vllm_would_misread_are_refused",
     ),
     fault(
@@ -166,8 +166,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "plan",
         "low and high ends of the budget change places",
-        "zip(ENDS, reversed(ENDS), strict=True)",
-        "zip(ENDS, ENDS, strict=True)",
+        "zip(ENDS, reversed(left), strict=True)",
+        "zip(ENDS, left, strict=True)",
         "test_unknowns_have_a_range_around_their_value",
     ),
     fault(
@@ -204,8 +204,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "deploy",
         "all servers of a machine get the same port",
-        'f"PORT=$((${{FIRST_PORT:-{role.port}}} + LOCAL))",',
-        'f"PORT=$((${{FIRST_PORT:-{role.port}}}))",',
+        "  PORT=$((${FIRST_PORT:-{{ role.port }}} + LOCAL))\n",
+        "  PORT=$((${FIRST_PORT:-{{ role.port }}}))\n",
         "test_the_script_starts_what_serve_starts",
     ),
     Fault(
