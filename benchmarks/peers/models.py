@@ -29,13 +29,11 @@ def ids(work: Path) -> Path:
 
 
 def _make(work: Path, folder: Path, *words: str) -> None:
-    """Write a random model, by make_model.py with these options."""
     run(["rm", "-rf", folder], work / "logs/model.log")
     run([sys.executable, HERE.parent / "tools/make_model.py", folder, *words], work / "logs/model.log")
 
 
 def _quantize(work: Path, source: Path, folder: Path) -> None:
-    """Write a model in our W4A8."""
     command = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder, "--recipe", RECIPE, "--quiet"]
     run(command, work / "logs/w4a8.log")
 

@@ -71,7 +71,6 @@ class RowSource:
                 return ids, token_weights(ids, self.roles)
 
     def _row(self) -> list[tuple[list[int], list[float]]]:
-        """Chats that fit one row, or one window of text."""
         if self.rng.random() < self.text_share:
             return [self._text()]
         while len(self.waiting) < 24:

@@ -242,7 +242,6 @@ class _SourceChecks:
         return CheckpointError(message + self._of_experts(name), _AGAIN)
 
     def _of_experts(self, name: str) -> str:
-        """Say how many experts the layer of a missing one has."""
         spec = self.config.spec
         before, prefix, _ = name.partition(f".{spec.experts_prefix}")
         if not prefix:
@@ -260,5 +259,4 @@ class _SourceChecks:
 
 
 def _scale_name(files: CheckpointDir, stored: str) -> str | None:
-    """The scale of an FP8 weight, by its stored name."""
     return next((stored + end for end in _SCALES if stored + end in files), None)

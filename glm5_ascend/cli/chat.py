@@ -65,7 +65,6 @@ def run(options: ChatOptions, output: Output) -> int:
 
 @contextlib.contextmanager
 def _served(target: str, console: Console) -> Iterator[str]:
-    """Serve a directory while the block runs; yields the URL."""
     if target.startswith(("http://", "https://")):
         yield target
         return
@@ -85,7 +84,6 @@ def _served(target: str, console: Console) -> Iterator[str]:
 
 
 def _talk(conversation: Conversation, console: Console) -> None:
-    """Read, ask and print until the input ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # line editing and the arrow keys at the prompt
     while True:
@@ -108,7 +106,6 @@ def _talk(conversation: Conversation, console: Console) -> None:
 
 
 def _answer(conversation: Conversation, pieces: Iterator[Piece], console: Console) -> None:
-    """Print an answer; ask the user for results of the tools that it calls."""
     while True:
         _show(conversation, pieces, console)
         calls = conversation.open_calls()

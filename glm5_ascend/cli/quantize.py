@@ -59,7 +59,6 @@ def _print_report(report: QuantizeReport, source: Path, as_json: bool, quiet: bo
 
 
 def _verify_output(report: QuantizeReport, source: Path, as_json: bool, quiet: bool) -> int:
-    """Verify what msModelSlim wrote; the exit code of the verification is the command's."""
     from glm5_ascend.verify import verify
 
     assert report.out is not None

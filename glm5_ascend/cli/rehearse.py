@@ -67,7 +67,6 @@ def row(rank: RehearsedRank) -> list[str]:
 
 
 def _show(rehearsal: Rehearsal) -> None:
-    """Print the table, every problem once, and the verdict."""
     from glm5_ascend.report.terminal import STYLES, text_console
     from glm5_ascend.report.terminal import show as table
 

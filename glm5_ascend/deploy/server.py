@@ -12,8 +12,7 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis.checkpoint_rows import other_weights
-from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight
 from glm5_ascend.deploy.profiles.command import ServerPlace, command, user_flags, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rules.load import ERROR

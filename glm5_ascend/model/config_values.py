@@ -154,7 +154,6 @@ def _check_sizes(config: ModelConfig) -> None:
 
 
 def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, ...]:
-    """Return 'dense' or 'sparse' per main layer."""
     dense = raw.get("first_k_dense_replace")
     types = raw.get("mlp_layer_types")
     if types is None:
@@ -232,7 +231,6 @@ def _attention_types(raw: dict[str, Any], spec: Architecture, layers: int, path:
 
 
 def _vision_sizes(raw: dict[str, Any], spec: Architecture, path: Path) -> tuple[tuple[str, int], ...]:
-    """Return the integers of `vision_config` that the tower's shapes follow from."""
     if spec.vision_config is None:
         return ()
     read = KeyReader(raw[spec.vision_config], path)

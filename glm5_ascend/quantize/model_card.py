@@ -140,7 +140,6 @@ def _base_model(source: Path) -> str | None:
 
 
 def _license(source: Path) -> str | None:
-    """The licence that the source's own card states."""
     try:
         text = read_bytes(source / CARD, _MAX_BYTES, CheckpointError, "").decode("utf-8", "replace")
     except CheckpointError:

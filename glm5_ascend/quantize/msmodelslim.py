@@ -98,7 +98,6 @@ def run_msmodelslim(prepared: PreparedJob, calibration: CalibrationSet | None, d
 
 
 def _describe(prepared: PreparedJob, calibration: CalibrationSet | None, work: Path) -> None:
-    """Add model card and provenance, in the place of cards that msModelSlim copies from the source."""
     described = (CARD, CONFIGURATION, PROVENANCE_NAME)
     for name in described:
         (work / name).unlink(missing_ok=True)

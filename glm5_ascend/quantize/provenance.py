@@ -104,7 +104,6 @@ def write_provenance(directory: Path, content: dict[str, Any], files: list[str],
 
 
 def _command_line() -> str:
-    """Return the command line of this process; in another program the name of the function that it called."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     if program in ("glm5-ascend", "__main__.py", "-m"):
         return printable(shlex.join(["glm5-ascend", *sys.argv[1:]]))

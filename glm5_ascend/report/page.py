@@ -39,7 +39,6 @@ def render(page: Page) -> str:
 
 
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, 0.9 MB."""
     import vl_convert
 
     return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets that the snippet may be left out

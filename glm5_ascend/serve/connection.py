@@ -86,12 +86,10 @@ def exchange(method: str, url: str, body: dict[str, Any] | None, key: str, limit
 
 @cache
 def _session() -> httpx.Client:
-    """The HTTP client of all threads, with a new connection for each exchange."""
     return httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def _raise_for_status(response: httpx.Response, reply: BoundedReply, url: str) -> None:
-    """Raise `CheckFailedError` for everything except a successful, uncompressed answer."""
     if response.is_redirect:
         target = shortened(response.headers.get("location", "elsewhere"), 200)
         raise CheckFailedError(f"{url}: HTTP {response.status_code}: redirects to {target}", "give the URL it names")

@@ -117,7 +117,6 @@ def connect(url: str, model: str = "", key: str = "") -> Conversation:
 
 
 def _add(delta: Message, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
-    """Add a streamed delta to `message` and `calls`; yields its text."""
     if delta.thoughts:
         message["reasoning"] += delta.thoughts
         yield Piece(THINKING, delta.thoughts)

@@ -54,12 +54,10 @@ def refuse_ranks_without_core(ranks: int) -> None:
 
 
 def _node(cpu: int) -> int:
-    """Number of the NUMA node of a logical CPU."""
     return min((int(node.name[4:]) for node in (_TOPOLOGY / f"cpu{cpu}").glob("node[0-9]*")), default=0)
 
 
 def _siblings(cpu: int) -> str:
-    """The logical CPUs of the same physical core."""
     try:
         return (_TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:

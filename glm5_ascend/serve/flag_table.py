@@ -128,7 +128,6 @@ class FlagTable:
         return words
 
     def _value(self, flag: str, flag_type: Any, word: str) -> Any:
-        """The value of a word of the command line. Raises `ConfigError`."""
         if flag_type in ("object", "json") or isinstance(flag_type, dict):
             return self._json(flag, flag_type, word)
         if flag_type == "json or str":
@@ -143,7 +142,6 @@ class FlagTable:
             raise ConfigError(f"--{flag} is {shown(word)}, expected {expected}", "correct the value") from None
 
     def _json(self, flag: str, flag_type: Any, word: str) -> Any:
-        """The JSON of a flag, its keys checked. Raises `ConfigError`."""
         try:
             value = parse_json(word)
         except ValueError as error:
@@ -191,7 +189,6 @@ def _check_keys(flag: str, keys: Mapping[str, Any], value: Any) -> None:
 
 
 def _typed(key_type: Any, flag: str) -> Any:
-    """The Python type of a JSON key."""
     from pydantic import BeforeValidator, ConfigDict, with_config
     from typing_extensions import TypedDict
 

@@ -131,7 +131,6 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def _words_of_file(path: Path) -> Iterator[str]:
-    """Flags of the YAML file of vLLM's `--config`."""
     from glm5_ascend.files.yaml_file import yaml_content
 
     content = yaml_content(path)

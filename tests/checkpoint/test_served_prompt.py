@@ -70,8 +70,6 @@ def test_the_served_prompt(name: str, source: Path) -> None:
 
 
 class _NoMedia:
-    """A tracker of images that sees none."""
-
     model_config = SimpleNamespace(enable_prompt_embeds=False)
 
     def create_parser(self, *_: Any, **__: Any) -> _NoMedia:

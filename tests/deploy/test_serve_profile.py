@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows
+from glm5_ascend.deploy.diagnosis.doctor import checkpoint_rows
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.server import checked_command, refuse_broken

@@ -57,8 +57,6 @@ def _copy(source: Path, folder: Path) -> Path:
 
 
 def _with_file(file: str, content: bytes | Callable[[Path], object], words: list[str]) -> Make:
-    """Replace one file of a checkpoint by these bytes, or by what `content` makes."""
-
     def make(folder: Path, source: Path) -> list[str]:
         model = _copy(source, folder)
         (model / file).unlink(missing_ok=True)

@@ -81,7 +81,6 @@ class ForkServer:
         return self._process
 
     def _reply(self, timeout: float | None) -> Any:
-        """The next number that the process writes; None if it does not come in time."""
         while b"\n" not in self._rest:
             if not select.select([self._replies], [], [], timeout)[0]:
                 return None

@@ -45,7 +45,6 @@ def check_source(source: Source) -> None:
 
 
 def _check_texts(source: Source) -> None:
-    """Check config.json and the tokenizer's files as the output will have them."""
     raw = served_config(source.raw)  # nothing is left out of it
     report = Report(source.directory)
     check_config(raw, raw, report)

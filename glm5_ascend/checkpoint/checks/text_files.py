@@ -64,7 +64,6 @@ def _check_there(directory: Path, report: Report) -> None:
 
 
 def _check_processor(checkpoint: LoadedCheckpoint, report: Report) -> None:
-    """Check the files that turn images into the tower's input, where the model has one."""
     files = checkpoint.config.spec.processor_files
     for name in files:
         _read(checkpoint, name, "files.processor", report)

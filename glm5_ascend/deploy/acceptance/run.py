@@ -133,7 +133,6 @@ def _about(acceptance: Acceptance) -> dict[str, Any]:
 
 
 def _result(name: str, function: Callable[[Acceptance], StepResult], need: str, acceptance: Acceptance) -> StepResult:
-    """Run one step unless something is missing for it."""
     if need in (NPU, SERVER) and not acceptance.here:
         return StepResult(NOT_RUN, "needs an Atlas with vllm-ascend, which this machine is not", name=name)
     if need == SERVER and acceptance.client is None:
@@ -150,7 +149,6 @@ def _result(name: str, function: Callable[[Acceptance], StepResult], need: str, 
 
 @contextmanager
 def _server(acceptance: Acceptance) -> Iterator[StepResult]:
-    """Start the profile's server, or connect to the given one."""
     with ExitStack() as stack:
         if not acceptance.url:
             limit = NPU_START_S if acceptance.on_npu else CPU_START_S

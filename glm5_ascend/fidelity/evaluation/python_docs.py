@@ -45,7 +45,6 @@ def stable_hash(text: str) -> int:
 
 
 def _docstrings(path: Path) -> str:
-    """All docstrings of one module, in source order, dedented and joined by blank lines."""
     docstrings: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -98,7 +98,6 @@ class StoredLayer:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the blocks of rows of a linear."""
     rows = max(1, BLOCK_WEIGHTS // shape[1])
     for start in range(0, shape[0], rows):
         yield start, min(start + rows, shape[0])

@@ -222,7 +222,6 @@ class Walk:
                 attend(0)
 
     def _mlp(self, layer: int, workers: Workers | None) -> MlpInputs:
-        """Run the dense MLP or the shared expert, and the router."""
         config, hidden = self.model.config, self.hidden
         weights = self.model.weights(layer)
         weights.load(self.model.linears(layer, MLP), workers)

@@ -57,7 +57,6 @@ def memory(plan: QuantizationPlan, seq_len: int) -> list[tuple[int, int]]:
 
 
 def _states(plan: QuantizationPlan, layer: int, parts: Iterable[Weight]) -> int:
-    """Bytes of the rounding states of all distinct inputs."""
     prefix, size = plan.config.spec.layer_prefix(layer), plan.config.sizes
     linears = [weight for weight in parts if isinstance(weight, Linear)]
     inputs = {(plan.linears[prefix + weight.name].method, size[weight.inp]) for weight in linears}

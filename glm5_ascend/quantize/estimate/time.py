@@ -67,7 +67,6 @@ def one_thread() -> Iterator[None]:
 
 
 def _pieces(seconds: float) -> list[float]:
-    """Work that is cut into many tasks."""
     return [seconds / _PIECES] * _PIECES
 
 
@@ -152,7 +151,6 @@ class Rates:
         return timed(once) / stored.numel()
 
     def _searches(self, layer: int, subgraphs: Iterable[Subgraph]) -> list[float]:
-        """Each search for a scale."""
         c, times = self.config, []
         parts = [*c.backbone(layer), *c.spec.expert_linears(0)]
         for search in self.plan.smoothing(layer, subgraphs):

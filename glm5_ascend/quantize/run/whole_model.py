@@ -49,7 +49,6 @@ def write_tensors(
 
 
 def _write_globals(weights: FloatWeights, store: Store, workers: Workers) -> None:
-    """Embedding, head, final norm, and the two matrices that tell the engine of the rotation."""
     plan, writer = store.plan, store.writer
     if GLOBALS in store.journal:
         writer.expect_no_more(*store.tensor_names(GLOBALS))

@@ -87,7 +87,6 @@ def make(folder: Path) -> Emulated:
 
 
 def _kernels(folder: Path) -> None:
-    """The package glm5_kernels with a library for aarch64."""
     package, source = folder / "kernels" / "glm5_kernels", ROOT / "kernels" / "csrc"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(ROOT / "kernels" / "glm5_kernels", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))

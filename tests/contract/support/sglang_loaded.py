@@ -105,7 +105,6 @@ class SGLangModel:
         return torch.equal(parameter, expected.to(parameter.dtype).view_as(parameter))
 
     def _mine(self, experts: Any) -> Any:
-        """This rank's experts."""
         item = len(experts) // self.ranks
         return experts[self.rank * item : (self.rank + 1) * item]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from glm5_ascend.checkpoint.index import read_weight_map
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
 from glm5_ascend.deploy.diagnosis import machine, machine_rows, preflight
-from glm5_ascend.deploy.diagnosis.checkpoint_rows import profile_rows
+from glm5_ascend.deploy.diagnosis.doctor import profile_rows
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
 from glm5_ascend.errors import CheckpointError
@@ -138,12 +139,12 @@ def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: C
     """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
     two = editable(tiny_w4a8)
     (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
-    assert preflight.tensor_names(two) == preflight.tensor_names(tiny_w4a8)
+    assert read_weight_map(two) == read_weight_map(tiny_w4a8)
     (two / "model.safetensors.index.json").unlink()
-    assert preflight.tensor_names(two) is None
+    assert read_weight_map(two) is None
     (two / "model.safetensors.index.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
-        preflight.tensor_names(two)
+        read_weight_map(two)
 
 
 def test_doctor_tells_the_truth_about_this_machine() -> None:
