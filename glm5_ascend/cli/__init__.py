@@ -11,25 +11,19 @@ import typer
 
 from glm5_ascend import __version__
 from glm5_ascend.cli import streams, usage
+from glm5_ascend.cli.command import app
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
 from glm5_ascend.report.header import COMMAND
 from glm5_ascend.stop_signals import StopSignals, report_interrupted
 from glm5_kernels.registry import KernelUnavailableError
 
-app = typer.Typer(
-    name="glm5-ascend",
-    help="GLM-5 on Ascend: quantize, verify, serve. Every step runs on a machine without an NPU.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 #: Modules of this package, in the order of `--help`.
 COMMANDS = (
     "quantize", "verify", "eval", "analyze", "plan", "serve", "chat", "ui", "smoke", "watch", "accept", "deploy",
     "rehearse", "demo", "demo_model", "parity", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:
-    import_module(f"{__name__}.{_name}").register(app)
+    import_module(f"{__name__}.{_name}")
 
 
 def _version(value: bool) -> None:

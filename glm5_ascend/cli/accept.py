@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.errors import printable
 
@@ -15,15 +13,10 @@ if TYPE_CHECKING:
     from glm5_ascend.deploy.acceptance.steps import StepResult
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "accept", run,
-        "accept glm5-w4a8 --profile a3-single-w4a8 --against GLM-5",
-        "accept glm5-w4a8 --profile cpu --minutes 1",
-        json="Also print the report as JSON on stdout.",
-    )  # fmt: skip
-
-
+@command(
+    "accept", "accept glm5-w4a8 --profile a3-single-w4a8 --against GLM-5",
+    "accept glm5-w4a8 --profile cpu --minutes 1", json=True,
+)  # fmt: skip
 def run(options: AcceptOptions, output: Output) -> int:
     """Accept a machine: doctor, parity, serve, smoke, eval, load test against the plan, watch.
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.errors import ConfigError, Glm5Error, printable, shortened
 from glm5_ascend.options import Argument
 
@@ -45,10 +43,7 @@ class ChatOptions:
     )
 
 
-def register(app: typer.Typer) -> None:
-    add_command(app, "chat", run, "chat", "chat http://127.0.0.1:8000", "chat glm5-w4a8")
-
-
+@command("chat", "chat", "chat http://127.0.0.1:8000", "chat glm5-w4a8")
 def run(options: ChatOptions, output: Output) -> int:
     """Talk to a served GLM-5: streamed answers, dimmed thinking, tools, history. OPENAI_API_KEY: the server's key."""
     from glm5_ascend.report.terminal import text_console

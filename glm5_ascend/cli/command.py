@@ -19,6 +19,13 @@ from glm5_ascend.options import Argument, ExtraArguments, Option, OptionField, o
 #: Names of a value in the help, by type; the metavar of an option goes first.
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 OUTPUT_PANEL = "Output"
+app = typer.Typer(
+    name="glm5-ascend",
+    help="GLM-5 on Ascend: quantize, verify, serve. Every step runs on a machine without an NPU.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Output:
         """Print an answer: `data` as one JSON object, or the lines."""
         for line in [json.dumps(data)] if self.json else lines:
             print(line)
+
+
+Run = Callable[[Any, Output], int]
 
 
 @dataclass(frozen=True)
@@ -67,40 +77,44 @@ class Command(TyperCommand):
         return option
 
 
-def add_command(
-    app: typer.Typer, name: str, run: Callable[[Any, Output], int], *examples: str, json: str = "", quiet: str = ""
-) -> None:
+def command(
+    name: str, *examples: str, json: bool | str = False, quiet: str = "", group: typer.Typer = app
+) -> Callable[[Run], Run]:
     """Register `run(options, output)` as a command; its options are the dataclass that annotates the first parameter.
 
     Args:
         examples: command lines without the program's name, at most 64 characters long.
-        json, quiet: help of the flags `--json` and `--quiet`; the command lacks a flag whose help is empty.
+        json: the command has `--json`; a text is its help. quiet: help of `--quiet`, which the command lacks without.
     """
-    options = get_type_hints(run)["options"]
-    fields = option_fields(options)
-    parameters = [_parameter(field) for field in fields if not isinstance(field.info, ExtraArguments)]
-    if json:
-        parameters.append(_flag("as_json", json, "--json"))
-    if quiet:
-        parameters.append(_flag("quiet", quiet, "--quiet", "-q"))
-    extra = [field.name for field in fields if isinstance(field.info, ExtraArguments)]
-    if extra:
-        parameters.insert(0, _keyword("context", typer.Context, inspect.Parameter.empty))
 
-    def call(**values: Any) -> int:
+    def register(run: Run) -> Run:
+        fields = option_fields(get_type_hints(run)["options"])
+        parameters = [_parameter(field) for field in fields if not isinstance(field.info, ExtraArguments)]
+        if json:
+            parameters.append(_flag("as_json", "One JSON object on stdout." if json is True else json, "--json"))
+        if quiet:
+            parameters.append(_flag("quiet", quiet, "--quiet", "-q"))
+        extra = [field.name for field in fields if isinstance(field.info, ExtraArguments)]
         if extra:
-            values[extra[0]] = tuple(values.pop("context").args)
-        output = Output(values.pop("as_json", False), values.pop("quiet", False))
-        return run(options(**values), output)
+            parameters.insert(0, _keyword("context", typer.Context, inspect.Parameter.empty))
 
-    call.__doc__ = run.__doc__
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {
-        parameter.name: (get_args(parameter.annotation) or (parameter.annotation,))[0] for parameter in parameters
-    }
-    epilog = "\n\n".join(["Examples:", *(f"  glm5-ascend {example}" for example in examples)])
-    settings = {"allow_extra_args": bool(extra)}
-    app.command(name, cls=Command, epilog=epilog, context_settings=settings)(call)
+        def call(**values: Any) -> int:
+            if extra:
+                values[extra[0]] = tuple(values.pop("context").args)
+            output = Output(values.pop("as_json", False), values.pop("quiet", False))
+            return run(get_type_hints(run)["options"](**values), output)
+
+        call.__doc__ = run.__doc__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {
+            parameter.name: (get_args(parameter.annotation) or (parameter.annotation,))[0] for parameter in parameters
+        }
+        epilog = "\n\n".join(["Examples:", *(f"  glm5-ascend {example}" for example in examples)])
+        settings = {"allow_extra_args": bool(extra)}
+        group.command(name, cls=Command, epilog=epilog, context_settings=settings)(call)
+        return run
+
+    return register
 
 
 def _parameter(field: OptionField) -> inspect.Parameter:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.demo_model.resources import DemoModel
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, OutputError
 from glm5_ascend.options import Argument, StrPath
@@ -41,10 +39,7 @@ class DemoOptions:
     )
 
 
-def register(app: typer.Typer) -> None:
-    add_command(app, "demo", run, "demo", "demo work/demo", "demo work/demo glm-5.3-flash", "demo work/smollm2 smollm2")
-
-
+@command("demo", "demo", "demo work/demo", "demo work/demo glm-5.3-flash", "demo work/smollm2 smollm2")
 def run(options: DemoOptions, output: Output) -> int:
     """Try everything in a minute: write a small trained model, quantize, verify and serve it, ask it two questions."""
     demo(Path(options.directory), options.model)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.demo_model.resources import DemoModel
 from glm5_ascend.options import Argument, StrPath
 
@@ -22,17 +20,7 @@ class DemoModelOptions:
     ] = DemoModel.GLM5
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app,
-        "demo-model",
-        run,
-        "demo-model demo",
-        "demo-model demo-flash glm-5.3-flash",
-        "demo-model smollm2 smollm2",
-    )
-
-
+@command("demo-model", "demo-model demo", "demo-model demo-flash glm-5.3-flash", "demo-model smollm2 smollm2")
 def run(options: DemoModelOptions, output: Output) -> int:
     """Write the small trained GLM-5 or GLM-5.3-Flash of this package, or SmolLM2 in GLM-5's form."""
     from pathlib import Path

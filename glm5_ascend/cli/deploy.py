@@ -7,25 +7,15 @@ from typing import Any
 
 import typer
 
-from glm5_ascend.cli.command import NoOptions, Output, add_command
+from glm5_ascend.cli.command import NoOptions, Output, app, command
 from glm5_ascend.deploy.options import RenderOptions
 from glm5_ascend.errors import EXIT_OK
 
-_JSON = "One JSON object on stdout."
+group = typer.Typer(help="Deploy profiles: list them, write them as files.", no_args_is_help=True)
+app.add_typer(group, name="deploy")
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Deploy profiles: list them, write them as files.", no_args_is_help=True)
-    add_command(group, "list", list_profiles, "deploy list", "deploy list --json", json=_JSON)
-    add_command(
-        group, "render", render_profile,
-        "deploy render --profile a3-single-w4a8 --to shell",
-        "deploy render --profile a3-2node --to k8s --out pods",
-        json=_JSON,
-    )  # fmt: skip
-    app.add_typer(group, name="deploy")
-
-
+@command("list", "deploy list", "deploy list --json", json=True, group=group)
 def list_profiles(options: NoOptions, output: Output) -> int:
     """List every profile: machine, version, and the switches of the GLM-5 report that it sets."""
     from glm5_ascend.deploy.profiles.load import load, names
@@ -47,6 +37,13 @@ def list_profiles(options: NoOptions, output: Output) -> int:
     return EXIT_OK
 
 
+@command(
+    "render",
+    "deploy render --profile a3-single-w4a8 --to shell",
+    "deploy render --profile a3-2node --to k8s --out pods",
+    json=True,
+    group=group,
+)
 def render_profile(options: RenderOptions, output: Output) -> int:
     """Write a profile as scripts, containers or Kubernetes objects."""
     from glm5_ascend.deploy import render

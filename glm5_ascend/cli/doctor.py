@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.deploy.options import DoctorOptions
 
 if TYPE_CHECKING:
@@ -16,15 +14,7 @@ if TYPE_CHECKING:
     from glm5_ascend.deploy.diagnosis.row import DoctorRow
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "doctor", run,
-        "doctor",
-        "doctor glm5-w4a8 --profile a3-single-w4a8 -- --max-num-seqs 8",
-        json="Rows as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command("doctor", "doctor", "doctor glm5-w4a8 --profile a3-single-w4a8 -- --max-num-seqs 8", json=True)
 def run(options: DoctorOptions, output: Output) -> int:
     """Check this machine, a checkpoint, a profile: versions, engines that work here, and how to fix the rest.
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import os
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.fidelity.options import EvaluateOptions
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "eval", run,
-        "eval glm5-w4a8 --against GLM-5 --html report.html",
-        "eval glm5-w4a8 --against GLM-5 --windows 20 --window 128",
-        "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8",
-        json="Report as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command(
+    "eval", "eval glm5-w4a8 --against GLM-5 --html report.html",
+    "eval glm5-w4a8 --against GLM-5 --windows 20 --window 128",
+    "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8", json=True,
+)  # fmt: skip
 def run(options: EvaluateOptions, output: Output) -> int:
     """Measure the loss of a quantization: KL, top-1, flips, NLL, routing and answers against the source."""
     from glm5_ascend.cli.progress import ProgressBar

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError, shown
 from glm5_ascend.options import Option
 
@@ -30,16 +28,9 @@ class ParityOptions:
     )
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "parity", run,
-        "parity",
-        "parity --op lightning_indexer --verbose",
-        "parity --device npu --kernels triton",
-        json="All results as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command(
+    "parity", "parity", "parity --op lightning_indexer --verbose", "parity --device npu --kernels triton", json=True,
+)  # fmt: skip
 def run(options: ParityOptions, output: Output) -> int:
     """Compare all implementations that run here with the reference, for every op and variant.
 

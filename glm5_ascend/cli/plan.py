@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, app, command
 from glm5_ascend.errors import OutputError
 from glm5_ascend.plan.options import MeasureOptions, PlanReportOptions
 
@@ -27,18 +27,14 @@ class _PlanGroup(TyperGroup):
         return super().parse_args(ctx, args if args and args[0] in subcommands else [_DEFAULT, *args])
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(cls=_PlanGroup, help="Plan a deployment on paper; measure this CPU.")
-    add_command(
-        group, _DEFAULT, run,
-        "plan --quant w4a8 --nodes 4 --slo tpot=50ms,ttft=2s",
-        "plan work/glm5-w4a8 --html plan.html",
-        json="One JSON object on stdout.",
-    )  # fmt: skip
-    add_command(group, "measure", measure, "plan measure work/glm5-w4a8")
-    app.add_typer(group, name="plan")
+group = typer.Typer(cls=_PlanGroup, help="Plan a deployment on paper; measure this CPU.")
+app.add_typer(group, name="plan")
 
 
+@command(
+    _DEFAULT, "plan --quant w4a8 --nodes 4 --slo tpot=50ms,ttft=2s", "plan work/glm5-w4a8 --html plan.html",
+    json=True, group=group,
+)  # fmt: skip
 def run(options: PlanReportOptions, output: Output) -> int:
     """Plan a deployment on paper: memory, layout, latency and throughput, with their uncertainty.
 
@@ -59,6 +55,7 @@ def run(options: PlanReportOptions, output: Output) -> int:
     return 0
 
 
+@command("measure", "plan measure work/glm5-w4a8", group=group)
 def measure(options: MeasureOptions, output: Output) -> int:
     """Describe this machine's CPU for `plan --hardware cpu`: serves a model here for some minutes."""
     from glm5_ascend.plan.hardware import measured_file, write

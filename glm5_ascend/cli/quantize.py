@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.quantize.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -16,17 +14,10 @@ if TYPE_CHECKING:
     from glm5_ascend.quantize.api import QuantizeReport
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "quantize", run,
-        "quantize GLM-5 glm5-w4a8",
-        "quantize GLM-5 glm5-w4a8 --recipe w4a8-best --dry-run",
-        "quantize GLM-5 glm5-w8a8 --recipe w8a8 --max-ram 64GiB",
-        json="Result as one JSON object on stdout.",
-        quiet="Print only the output path.",
-    )  # fmt: skip
-
-
+@command(
+    "quantize", "quantize GLM-5 glm5-w4a8", "quantize GLM-5 glm5-w4a8 --recipe w4a8-best --dry-run",
+    "quantize GLM-5 glm5-w8a8 --recipe w8a8 --max-ram 64GiB", json=True, quiet="Print only the output path.",
+)  # fmt: skip
 def run(options: QuantizeOptions, output: Output) -> int:
     """Quantize GLM-5 to the format that vllm-ascend loads. Run the same command again to resume an interrupted run."""
     from glm5_ascend.cli.progress import ProgressBar

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.deploy.options import RehearseOptions
 
 if TYPE_CHECKING:
@@ -20,15 +18,7 @@ if TYPE_CHECKING:
 HEAD = ("role", "rank", "parameters GB", "planner", "alive GB", "cache B/token", "planner", "cached tokens", "verdict")
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "rehearse", run,
-        "rehearse --prepare env",
-        "rehearse glm5-w4a8 --profile a3-pd --ranks all",
-        json="Report as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command("rehearse", "rehearse --prepare env", "rehearse glm5-w4a8 --profile a3-pd --ranks all", json=True)
 def run(options: RehearseOptions, output: Output) -> int:
     """Build, load and weigh a deployment's ranks with vllm-ascend's own code: no NPU, no weights, a minute each.
 

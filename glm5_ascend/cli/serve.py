@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.errors import EXIT_OK, ConfigError, StoppedError
 from glm5_ascend.serve.options import ServeOptions
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "serve", run,
-        "serve glm5-w4a8",
-        "serve glm5-w4a8 --profile a3-single-w4a8 --dry-run",
-        "serve glm5-w4a8 --port 8080 -- --max-num-seqs 4",
-        json="With --dry-run: as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command(
+    "serve", "serve glm5-w4a8", "serve glm5-w4a8 --profile a3-single-w4a8 --dry-run",
+    "serve glm5-w4a8 --port 8080 -- --max-num-seqs 4", json="With --dry-run: as one JSON object on stdout.",
+)  # fmt: skip
 def run(options: ServeOptions, output: Output) -> int:
     """Serve the OpenAI API: on this CPU, or by a deploy profile. Flags after `--` go to the engine and win."""
     from glm5_ascend.deploy.profiles.command import script

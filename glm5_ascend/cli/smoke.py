@@ -5,22 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
 from glm5_ascend.serve.options import SmokeOptions
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "smoke", run,
-        "smoke http://127.0.0.1:8000",
-        "smoke http://127.0.0.1:8000 --json",
-        json="Report as one JSON object on stdout.",
-    )  # fmt: skip
-
-
+@command("smoke", "smoke http://127.0.0.1:8000", "smoke http://127.0.0.1:8000 --json", json=True)
 def run(options: SmokeOptions, output: Output) -> int:
     """Check a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
     from glm5_ascend.serve import smoke

@@ -7,9 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated
 from urllib.parse import quote
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.options import Option
 
 #: Port of the page; another one if it is taken.
@@ -24,10 +22,7 @@ class UiOptions:
     url: Annotated[str, Option("The server, http://HOST:PORT.", "URL")] = "http://127.0.0.1:8000"
 
 
-def register(app: typer.Typer) -> None:
-    add_command(app, "ui", run, "ui --url http://atlas:8000")
-
-
+@command("ui", "ui --url http://atlas:8000")
 def run(options: UiOptions, output: Output) -> int:
     """Show the chat page for a remote server, such as an Atlas. The browser talks to that server directly."""
     from glm5_ascend.serve.connection import server_address

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import typer
-
-from glm5_ascend.cli.command import Output, add_command
+from glm5_ascend.cli.command import Output, command
 from glm5_ascend.errors import EXIT_OK, printable
 from glm5_ascend.serve.options import WatchOptions
 
@@ -18,16 +16,10 @@ if TYPE_CHECKING:
 ONCE = 2
 
 
-def register(app: typer.Typer) -> None:
-    add_command(
-        app, "watch", run,
-        "watch http://127.0.0.1:8000 --learn canaries.json",
-        "watch http://127.0.0.1:8000 --canaries canaries.json",
-        "watch http://127.0.0.1:8000 --once",
-        json="One JSON object at the end.",
-    )  # fmt: skip
-
-
+@command(
+    "watch", "watch http://127.0.0.1:8000 --learn canaries.json",
+    "watch http://127.0.0.1:8000 --canaries canaries.json", "watch http://127.0.0.1:8000 --once", json=True,
+)  # fmt: skip
 def run(options: WatchOptions, output: Output) -> int:
     """Watch a server for garbage: known questions, log-probabilities, repeats, empty tool calls, MTP acceptance."""
     from glm5_ascend.serve.watching import api

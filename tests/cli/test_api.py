@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from glm5_ascend.cli import run
-from glm5_ascend.cli.command import Output, add_command, shell_type
+from glm5_ascend.cli.command import Output, command, shell_type
 from glm5_ascend.options import Argument, ExtraArguments, Option, StrPath, option_fields, with_options
 
 
@@ -42,13 +42,13 @@ def test_a_function_takes_the_arguments_of_its_options_or_the_options() -> None:
 def test_a_command_has_the_options_of_its_dataclass() -> None:
     calls: list[tuple[CopyOptions, Output]] = []
 
-    def command(options: CopyOptions, output: Output) -> int:
+    group = typer.Typer()
+
+    @command("copy", "copy a", json="JSON.", group=group)
+    def copy(options: CopyOptions, output: Output) -> int:
         calls.append((options, output))
         return 0
 
-    command.__annotations__ = {"options": CopyOptions, "output": Output, "return": int}
-    group = typer.Typer()
-    add_command(group, "copy", command, "copy a", json="JSON.")
     program = typer.main.get_command(group)
     program(["a", "--times", "3", "-v", "--json", "--", "--x", "1"], standalone_mode=False)
     assert calls == [(CopyOptions(Path("a"), ("--x", "1"), times=3, verbose=True), Output(json=True))]
