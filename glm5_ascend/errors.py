@@ -7,6 +7,11 @@ import reprlib
 EXIT_OK, EXIT_CHECK_FAILED, EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
+def json_frame(command: str, code: int = EXIT_OK) -> dict[str, object]:
+    """The keys that every JSON answer of a command begins with."""
+    return {"schema_version": 1, "command": command, "ok": code == EXIT_OK, "exit_code": code}
+
+
 def printable(text: str) -> str:
     """One line for a terminal: names and answers of strangers may hold line ends, escape codes, half characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

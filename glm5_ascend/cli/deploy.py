@@ -9,7 +9,7 @@ import typer
 
 from glm5_ascend.cli.command import NoOptions, Output, app, command
 from glm5_ascend.deploy.options import RenderOptions
-from glm5_ascend.errors import EXIT_OK
+from glm5_ascend.errors import EXIT_OK, json_frame
 
 group = typer.Typer(help="Deploy profiles: list them, write them as files.", no_args_is_help=True)
 app.add_typer(group, name="deploy")
@@ -30,8 +30,7 @@ def list_profiles(options: NoOptions, output: Output) -> int:
         for profile in map(load, names())
     ]  # fmt: skip
     if output.json:
-        frame = {"schema_version": 1, "command": "deploy list", "ok": True, "exit_code": 0}
-        print(json.dumps(frame | {"profiles": profiles}))
+        print(json.dumps(json_frame("deploy list") | {"profiles": profiles}))
     else:
         show([item["name"], f"{item['title']}\n{item['line']}; on: {', '.join(item['on'])}"] for item in profiles)
     return EXIT_OK

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from glm5_ascend.cli.command import Output, command
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError, shown
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, Glm5Error, MissingEnvironmentError, json_frame, shown
 from glm5_ascend.options import Option
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def run(options: ParityOptions, output: Output) -> int:
     failed = sum(not row.ok for row in rows)
     code = EXIT_CHECK_FAILED if failed else EXIT_OK
     if output.json:
-        frame = {"schema_version": 1, "command": "parity", "ok": not failed, "exit_code": code, "device": device}
-        print(json.dumps(frame | {"rows": [asdict(row) for row in rows]}))
+        print(json.dumps(json_frame("parity", code) | {"device": device, "rows": [asdict(row) for row in rows]}))
     else:
         _print_summary(rows)
         print(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm5_ascend.cli.command import Output, command
+from glm5_ascend.errors import json_frame
 from glm5_ascend.quantize.options import QuantizeOptions
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _verify_output(report: QuantizeReport, source: Path, as_json: bool, quiet: b
 
 
 def _as_json(report: QuantizeReport, problem: Glm5Error | None) -> dict[str, object]:
-    frame: dict[str, object] = {"schema_version": 1, "command": "quantize", "ok": problem is None, "exit_code": 0}
+    frame = json_frame("quantize", problem.exit_code if problem else 0)
     if problem is not None:
-        frame |= {"exit_code": problem.exit_code, "error": {"message": problem.message, "fix": problem.tip}}
+        frame["error"] = {"message": problem.message, "fix": problem.tip}
     return frame | report.to_dict()

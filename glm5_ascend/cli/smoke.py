@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 
 from glm5_ascend.cli.command import Output, command
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, printable
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, json_frame, printable
 from glm5_ascend.serve.options import SmokeOptions
 
 
@@ -19,8 +19,7 @@ def run(options: SmokeOptions, output: Output) -> int:
     client = Client(server_address(options.url), key=os.environ.get("OPENAI_API_KEY", ""))
     model, results = client.entry()["id"], smoke.run(client)
     code = EXIT_CHECK_FAILED if any(result.status == smoke.FAILED for result in results) else EXIT_OK
-    report = {"schema_version": 1, "command": "smoke", "ok": code == EXIT_OK, "exit_code": code, "url": options.url}
     lines = [printable(f"{result.check:<15} {result.status:<8} {result.detail}") for result in results]
-    checks = [asdict(result) for result in results]
-    output.write(report | {"model": model, "checks": checks}, [*lines, smoke.verdict(results)])
+    data = {"url": options.url, "model": model, "checks": [asdict(result) for result in results]}
+    output.write(json_frame("smoke", code) | data, [*lines, smoke.verdict(results)])
     return code

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from glm5_ascend.cli.command import Output, command
-from glm5_ascend.errors import EXIT_OK, printable
+from glm5_ascend.errors import EXIT_OK, json_frame, printable
 from glm5_ascend.serve.options import WatchOptions
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def run(options: WatchOptions, output: Output) -> int:
     if file is not None:
         recorded = learn_canaries(url, file, canaries=options.canaries, key=key)
         count = len(recorded.canaries)
-        report = {"schema_version": 1, "command": "watch", "ok": True, "exit_code": 0, "file": str(file)}
         text = f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"
-        output.write(report | {"canaries": count, "tokens_per_step": recorded.tokens_per_step}, [printable(text)])
+        data = {"file": str(file), "canaries": count, "tokens_per_step": recorded.tokens_per_step}
+        output.write(json_frame("watch") | data, [printable(text)])
         return EXIT_OK
     polls, interval = (ONCE, 0.0) if options.once else (0, api.INTERVAL_S)
     result = api.watch(

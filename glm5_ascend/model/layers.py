@@ -249,17 +249,12 @@ def mixed_tokens(
     return attention(config, weights, x, shared, config.has_indexer(layer), int8_keys)
 
 
-def mlp_input(config: ModelConfig, weights: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-    """Normalise the residual stream [..., hidden] for MLP, router and experts."""
-    return rms_norm(hidden, weights.vector("post_attention_layernorm.weight"), config.rms_norm_eps)
-
-
 def mlp_entry(
     config: ModelConfig, layer: int, weights: LayerWeights, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, streams.Mixing | None]:
     """Return the normalised input [S, hidden] of a layer's second half, and how its output joins the streams."""
     x, mixing = streams.entered(config, layer, weights, "ffn", hidden)
-    return mlp_input(config, weights, x), mixing
+    return rms_norm(x, weights.vector("post_attention_layernorm.weight"), config.rms_norm_eps), mixing
 
 
 def unrouted_mlp(config: ModelConfig, layer: int, weights: LayerWeights, x: torch.Tensor) -> torch.Tensor:

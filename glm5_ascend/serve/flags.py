@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.errors import ConfigError, shown
+from glm5_ascend.errors import ConfigError, json_frame, shown
 from glm5_ascend.serve.flag_table import FlagTable, flag_groups, guessed, number
 
 #: Environment variable of vLLM's API key.
@@ -76,10 +76,7 @@ class ServerCommand:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of `serve --dry-run --json`."""
-        return {
-            "schema_version": 1, "command": "serve", "ok": True, "exit_code": 0, "env": self.masked().env,
-            "argv": self.argv,
-        }  # fmt: skip
+        return json_frame("serve") | {"env": self.masked().env, "argv": self.argv}
 
 
 def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:

@@ -62,7 +62,7 @@ def run_server(command: ServerCommand, log: Path | None) -> None:
             start = out.tell()
         process = subprocess.Popen(
             command.argv, env={**os.environ, **command.env}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=_end_with_parent,
+            start_new_session=True, preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip
         try:
             if "--headless" not in command.argv:
@@ -100,13 +100,8 @@ def _wait_and_report(process: subprocess.Popen[bytes], command: ServerCommand, l
         wait_until_ready(process, url, log, start, on_wait=show_stage)
     name = value_of(argv, "--served-model-name") or value_of(argv, "--model")
     chat = "glm5-ascend chat" + ("" if url == "http://127.0.0.1:8000" else f" {url}")
-    words = [
-        f"ready: {url}/v1",
-        f"model {name}",
-        *filter(None, [", ".join(_limits(command, _text(log, start)))]),
-        f"({chat})",
-    ]
-    print("  ".join(words), flush=True)
+    limits = ", ".join(_limits(command, _text(log, start)))
+    print("  ".join(filter(None, [f"ready: {url}/v1", f"model {name}", limits, f"({chat})"])), flush=True)
 
 
 def _limits(command: ServerCommand, log: str) -> Iterator[str]:
@@ -227,10 +222,6 @@ def _healthy(url: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
         return bool(answer.status == 200)
     return False
-
-
-def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from glm5_ascend.cli import run
-from glm5_ascend.cli.rehearse import notes, row
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.environment import find_environment, prepare
 from glm5_ascend.deploy.rehearsal.result import PlannedRank, RankReport, Rehearsal, RehearsedRank
@@ -19,7 +18,7 @@ from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 from tests.support.tiny_model import tiny_config
 
 GOOD: dict[str, Any] = {
-    "problems": [], "versions": {"vllm-ascend": "0.23.0.post1"}, "models": {"target": "A"}, "schemes": {"A": 2},
+    "problems": [], "versions": {"vllm-ascend": "0.23.0.post1"}, "models": {"target": "A"},
     "parameter_bytes": 900, "resident_bytes": 950,
     "cache": {"bytes_per_token": 10.0, "request_bytes": 0, "tokens_per_block": 128, "blocks": 7},
 }  # fmt: skip
@@ -56,17 +55,17 @@ def test_a_correct_rank_agrees_with_the_planner() -> None:
     assert report.exit_code == 0 and report.verdict.startswith("ok: 1 rank")
     assert report.ranks[0].cached_tokens == 896
     assert report.ranks[0].differences == {"parameters": 0.0, "cache": 0.0}
-    assert list(notes(report)) == []
-    off = rehearsal(rank(PlannedRank(800, 10.0, 2000)))
-    assert list(notes(off)) == ["note: the planner's parameters are off by up to 12.50 %"]
+    off = rank(PlannedRank(800, 10.0, 2000))
+    assert "896 tokens; from the planner's parameters +12.50 %, cache +0.00 %; ok" in off.line
 
 
 def test_problems_are_named_once_with_their_ranks() -> None:
     problem = "load target at t: KeyError: x"
     report = rehearsal(rank(), rank(problems=[problem, "cache: too little"]), rank(problems=[problem]))
     assert report.exit_code == 1 and report.verdict.startswith("2 of 3 ranks")
-    assert next(iter(notes(report))) == f"problem: {problem} (server 0, server 0)"
-    assert row(report.ranks[1])[-1] == "problems: 2" and row(report.ranks[0])[-1] == "ok"
+    lines = list(report.lines())
+    assert lines[3] == f"problem: {problem} (server 0, server 0)" and lines[-1] == report.verdict
+    assert lines[1].endswith("; problems: 2") and lines[0].endswith("; ok")
     answer = json.loads(json.dumps(report.to_dict()))
     assert answer["ok"] is False and [len(one["problems"]) for one in answer["ranks"]] == [0, 2, 1]
 

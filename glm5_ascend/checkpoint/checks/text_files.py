@@ -20,6 +20,7 @@ from glm5_ascend.checkpoint.checks.tokenizer_file import (
     check_settings,
     listed,
 )
+from glm5_ascend.checkpoint.output import sha256
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import read_json_object
 
@@ -32,7 +33,6 @@ _FREE_KEYS = {"_commit_hash", "name_or_path", "transformers_version", "is_local"
 _BYTES = (".tiktoken", "tokenizer.model", "merges.txt", "vocab.txt", TEMPLATE)
 #: Defaults of a request's sampling that vLLM takes from generation_config.json: (lowest, highest).
 _SAMPLING = {"temperature": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0, math.inf)}
-_PIECE = 1 << 20
 
 
 def check_text_files(checkpoint: LoadedCheckpoint, report: Report) -> None:
@@ -113,7 +113,7 @@ def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Repor
         theirs, ours = source / name, checkpoint.directory / name
         if not inside(ours, checkpoint.directory) or (name == TEMPLATE and not theirs.is_file()):
             continue  # reported, and not opened; a template of one's own is none to compare
-        if theirs.is_file() != ours.is_file() or (theirs.is_file() and not _same_bytes(theirs, ours)):
+        if theirs.is_file() != ours.is_file() or (theirs.is_file() and sha256(theirs) != sha256(ours)):
             finding_id = "against.chat_template" if name == TEMPLATE else "against.tokenizer"
             report.error(finding_id, "differs from the source's, or is in one of the two only", file=name, fix=COPY)
 
@@ -139,10 +139,3 @@ def _compare_json(checkpoint: LoadedCheckpoint, source: Path, name: str, report:
         free = name == _GENERATION and "eos_token_id" not in changed  # sampling defaults are set on purpose
         say = report.warning if free else report.error
         say(finding_id, f"differs from the source's in {', '.join(changed[:8])}", file=name, fix=COPY)
-
-
-def _same_bytes(first: Path, second: Path) -> bool:
-    if first.stat().st_size != second.stat().st_size:
-        return False
-    with first.open("rb") as a, second.open("rb") as b:
-        return all(x == b.read(_PIECE) for x in iter(lambda: a.read(_PIECE), b""))

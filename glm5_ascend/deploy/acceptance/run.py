@@ -17,7 +17,15 @@ from glm5_ascend.deploy.diagnosis.row import WARNING
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import CPU
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, Glm5Error, OutputError
+from glm5_ascend.errors import (
+    EXIT_CHECK_FAILED,
+    EXIT_ENVIRONMENT,
+    EXIT_OK,
+    ConfigError,
+    Glm5Error,
+    OutputError,
+    json_frame,
+)
 from glm5_ascend.files.written import write_file
 from glm5_ascend.plan.inputs import parse_workload
 from glm5_ascend.report.header import make_header
@@ -111,8 +119,7 @@ def report(results: Sequence[StepResult], here: bool) -> dict[str, Any]:
     lists = [f"{status}: {', '.join(some)}" for status, some in names.items() if some]
     passed = len(results) - len(names[FAILED]) - len(names[NOT_RUN])
     header = make_header()
-    return {
-        "schema_version": 1, "command": "accept", "ok": accepted, "exit_code": code,
+    return json_frame("accept", code) | {
         "accepted": accepted, "verdict": "; ".join([f"{outcome}: {passed} of {len(results)} steps passed", *lists]),
         "date": header.date.isoformat(timespec="seconds"), "command_line": header.command, "machine": header.machine,
         "versions": dict(header.versions), "seconds": round(sum(result.seconds for result in results), 1),

@@ -16,7 +16,7 @@ from glm5_ascend.deploy.options import DoctorOptions
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rules.load import ERROR, rules
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, json_frame
 from glm5_ascend.options import with_options
 from glm5_ascend.serve.servable import check_directory
 
@@ -48,10 +48,8 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
-        return {
-            "schema_version": 1, "command": "doctor", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
-            "verdict": self.verdict, "rows": [asdict(row) for row in self.rows],
-        }  # fmt: skip
+        rows = [asdict(row) for row in self.rows]
+        return json_frame("doctor", self.exit_code) | {"verdict": self.verdict, "rows": rows}
 
 
 @with_options(DoctorOptions)

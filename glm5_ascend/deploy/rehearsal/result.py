@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK
-
-#: Differences from the planner's numbers below this are not reported, in per cent.
-TOLERANCE = 0.1
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, json_frame
 
 
 class CacheReport(BaseModel):
@@ -18,8 +16,6 @@ class CacheReport(BaseModel):
 
     request_bytes: what a request holds whatever its length. blocks: number that vLLM allocates, None: not asked.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     bytes_per_token: float
     request_bytes: int
@@ -33,12 +29,9 @@ class RankReport(BaseModel):
     models: name -> class. problems: what keeps the rank from serving correctly, one line each.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     problems: list[str]
     versions: dict[str, str] = {}
     models: dict[str, str] = {}
-    schemes: dict[str, int] = {}
     parameter_bytes: int | None = None
     resident_bytes: int | None = None
     cache: CacheReport | None = None
@@ -66,22 +59,35 @@ class RehearsedRank:
 
     @property
     def differences(self) -> dict[str, float]:
-        """vllm-ascend's numbers relative to the planner's, in per cent, if both are known."""
-        if self.planned is None:
+        """vllm-ascend's numbers relative to the planner's, in per cent, where both are known."""
+        report, planned = self.report, self.planned
+        if planned is None:
             return {}
-        pairs: dict[str, tuple[float | None, float]] = {
-            "parameters": (self.report.parameter_bytes, self.planned.parameter_bytes)
-        }
-        if self.report.cache is not None:
-            pairs["cache"] = (self.report.cache.bytes_per_token, self.planned.bytes_per_token)
-            pairs["state"] = (self.report.cache.request_bytes, self.planned.request_bytes)
-        return {name: 100 * (real / planned - 1) for name, (real, planned) in pairs.items() if real and planned}
+        pairs = {"parameters": (report.parameter_bytes or 0.0, planned.parameter_bytes)}
+        if report.cache is not None:
+            pairs["cache"] = report.cache.bytes_per_token, planned.bytes_per_token
+            pairs["state"] = report.cache.request_bytes, planned.request_bytes
+        return {name: 100 * (real / expected - 1) for name, (real, expected) in pairs.items() if real and expected}
 
     @property
     def cached_tokens(self) -> int | None:
         """Tokens in the caches of the rank's group, from vLLM's number of blocks."""
         cache = self.report.cache
         return None if cache is None or cache.blocks is None else cache.blocks * cache.tokens_per_block
+
+    @property
+    def line(self) -> str:
+        """The rank in one line; what its rehearsal did not reach is left out."""
+        report, figures = self.report, []
+        for name, count in (("parameters", report.parameter_bytes), ("alive", report.resident_bytes)):
+            figures += [f"{name} {count / 1e9:.3f} GB"] if count else []
+        figures += [f"cache {report.cache.bytes_per_token:,.0f} B/token"] if report.cache else []
+        figures += [f"{self.cached_tokens:,} tokens"] if self.cached_tokens else []
+        if self.differences:
+            off = ", ".join(f"{name} {percent:+.2f} %" for name, percent in self.differences.items())
+            figures.append(f"from the planner's {off}")
+        verdict = f"problems: {len(report.problems)}" if report.problems else "ok"
+        return f"{self.role} {self.rank} of {self.world}: {'; '.join([*figures, verdict])}"
 
 
 @dataclass(frozen=True)
@@ -110,17 +116,27 @@ class Rehearsal:
             return f"{len(bad)} of {count} of {self.profile} cannot serve this with {by}"
         return f"ok: {count} of {self.profile} built and loaded by {by}; nothing was computed"
 
+    def lines(self) -> Iterator[str]:
+        """The report for a terminal: each rank, each problem once with its ranks, the verdict."""
+        problems: dict[str, list[str]] = {}
+        for rank in self.ranks:
+            yield rank.line
+            for problem in rank.report.problems:
+                problems.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
+        yield from (f"problem: {problem} ({', '.join(ranks)})" for problem, ranks in problems.items())
+        yield self.verdict
+
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
-        return {
-            "schema_version": 1, "command": "rehearse", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
+        ranks = [
+            {
+                "role": rank.role, "rank": rank.rank, "world": rank.world, "differences": rank.differences,
+                "planned": asdict(rank.planned) if rank.planned else None, "cached_tokens": rank.cached_tokens,
+                **rank.report.model_dump(exclude={"versions"}),
+            }
+            for rank in self.ranks
+        ]  # fmt: skip
+        return json_frame("rehearse", self.exit_code) | {
             "verdict": self.verdict, "profile": self.profile, "checkpoint": self.checkpoint, "versions": self.versions,
-            "ranks": [
-                {
-                    "role": rank.role, "rank": rank.rank, "world": rank.world, "differences": rank.differences,
-                    "planned": asdict(rank.planned) if rank.planned else None, "cached_tokens": rank.cached_tokens,
-                    **rank.report.model_dump(exclude={"versions"}),
-                }
-                for rank in self.ranks
-            ],
+            "ranks": ranks,
         }  # fmt: skip

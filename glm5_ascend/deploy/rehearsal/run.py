@@ -85,22 +85,6 @@ def select_ranks(text: str, sizes: RankLayout) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def require_vllm_ascend(profile: Profile) -> None:
-    """Raises `ConfigError` for a profile of another engine or of a CPU."""
-    if profile.engine != VLLM or profile.platform != "npu":
-        started = "SGLang" if profile.engine != VLLM else "vLLM on a CPU"
-        raise ConfigError(
-            f"profile {profile.name} starts {started}: rehearse runs vllm-ascend only",
-            "choose a profile of vllm-ascend (glm5-ascend deploy list)",
-        )
-
-
-def headers_of(directory: Path) -> dict[str, tuple[str, list[int]]]:
-    """Name -> type and shape of every tensor of a checkpoint, from the headers of its files."""
-    entries = CheckpointDir(directory).entries
-    return {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
-
-
 def uneven_experts(role: Role, sizes: RankLayout, names: Iterable[str]) -> str:
     """A message if expert parallel ranks do not divide the experts of a checkpoint, else an empty string.
 
@@ -126,7 +110,12 @@ def rehearse(options: RehearseOptions, report: Report) -> Rehearsal:
     if options.checkpoint is None or options.profile is None:
         raise ConfigError("rehearse needs a checkpoint and --profile", "or --prepare DIR, once")
     checkpoint, profile = Path(options.checkpoint), load(options.profile)
-    require_vllm_ascend(profile)
+    if profile.engine != VLLM or profile.platform != "npu":
+        started = "SGLang" if profile.engine != VLLM else "vLLM on a CPU"
+        raise ConfigError(
+            f"profile {profile.name} starts {started}: rehearse runs vllm-ascend only",
+            "choose a profile of vllm-ascend (glm5-ascend deploy list)",
+        )
     load_config(checkpoint)
     environment = find_environment()
     ranks: list[RehearsedRank] = []
@@ -149,7 +138,8 @@ def _rehearse_role(
     directory, line = Path(str(options.checkpoint)).absolute(), environment.line
     extra = normal_form(options.vllm_args, flag_table(line.flags))
     role = role.for_line(line)
-    sizes, headers = layout(role, extra, line), headers_of(directory)
+    sizes, entries = layout(role, extra, line), CheckpointDir(directory).entries
+    headers = {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
     uneven = uneven_experts(role, sizes, headers)
     for rank in select_ranks(options.ranks, sizes):
         say(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
@@ -163,9 +153,14 @@ def _rehearse_role(
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
             "headers": headers,
         }  # fmt: skip
-        report = _run(environment, job)
-        if uneven:
-            report = report.model_copy(update={"problems": [uneven, *report.problems]})
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(job, file)
+            file.flush()
+            try:
+                report = RankReport.model_validate(run_inside(environment, "rank", file.name))
+            except CheckFailedError as error:
+                report = RankReport(problems=[error.message])
+        report.problems[:0] = [uneven] * bool(uneven)
         yield RehearsedRank(role.name, rank, sizes.world, report, stage)
 
 
@@ -192,13 +187,3 @@ def run_inside(environment: RehearsalEnvironment, module: str, *arguments: str) 
             last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no message"])[-1]
             raise CheckFailedError(f"{module} ended with {done.returncode}: {last[:400]}", f"run it: {' '.join(argv)}")
         return parse_json((folder / "out.json").read_bytes())
-
-
-def _run(environment: RehearsalEnvironment, job: dict[str, Any]) -> RankReport:
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(job, file)
-        file.flush()
-        try:
-            return RankReport.model_validate(run_inside(environment, "rank", file.name))
-        except CheckFailedError as error:
-            return RankReport(problems=[error.message])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering.context import Files
 from glm5_ascend.deploy.rendering.values import PodValues
-from glm5_ascend.errors import ConfigError, OutputError, shown
+from glm5_ascend.errors import ConfigError, OutputError, json_frame, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.options import StrPath, with_options
@@ -33,10 +33,8 @@ class RenderedFiles:
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
-        return {
-            "schema_version": 1, "command": "deploy render", "ok": True, "exit_code": 0, "profile": self.profile,
-            "to": self.to, "model": self.model, "folder": str(self.folder), "files": [str(path) for path in self.files],
-        }  # fmt: skip
+        paths = {"folder": str(self.folder), "files": [str(path) for path in self.files]}
+        return json_frame("deploy render") | asdict(self) | paths
 
 
 @with_options(RenderOptions)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glm5_ascend.errors import json_frame
 from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, wide_caches
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer
 from glm5_ascend.fidelity.analysis.run import Analysis
@@ -86,36 +87,26 @@ class AnalysisReport:
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         analysis = self.analysis
-        return {
-            "schema_version": 1,
-            "command": "analyze",
-            "ok": True,
-            "exit_code": 0,
-            "source": str(analysis.options.source),
-            "recipe": analysis.plan.recipe.metadata.config_id,
-            "recipe_bytes": analysis.plan.output_bytes,
-            "predicted_bytes": self.output_bytes,
-            "calibration_tokens": analysis.calibration.tokens,
-            "noise": self.noise,
-            "noise_removed": self.noise_removed,
-            "layers": [_layer(layer) for layer in analysis.layers],
+        return json_frame("analyze") | {
+            "source": str(analysis.options.source), "recipe": analysis.plan.recipe.metadata.config_id,
+            "recipe_bytes": analysis.plan.output_bytes, "predicted_bytes": self.output_bytes,
+            "calibration_tokens": analysis.calibration.tokens, "noise": self.noise,
+            "noise_removed": self.noise_removed, "layers": [_layer(layer) for layer in analysis.layers],
             "wide_indexer_caches": self.wide_caches,
             "fallbacks": [
                 {"layer": unit.layer, "modules": unit.patterns, "from": unit.scheme, "to": scheme}
                 for unit, scheme in self.changes
             ],
-        }
+        }  # fmt: skip
 
 
 def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
+    units = [
+        {"label": unit.label, "type": unit.scheme, "noise": unit.noise, "bytes": unit.nbytes} for unit in layer.units
+    ]
     return {
-        "layer": layer.layer,
-        "noise": layer.noise,
+        "layer": layer.layer, "noise": layer.noise, "units": units,
         "indexer_cache": None if layer.cache is None else asdict(layer.cache),
-        "units": [
-            {"label": unit.label, "type": unit.scheme, "noise": unit.noise, "bytes": unit.nbytes}
-            for unit in layer.units
-        ],
         "modules": [asdict(linear) for linear in layer.linears],
         "experts": [asdict(expert) for expert in layer.experts],
-    }
+    }  # fmt: skip

@@ -124,14 +124,14 @@ def compare(
     candidate = StoredModel(quantized) if isinstance(quantized, Path) else quantized
     models = StoredModel(source), candidate
     _check_comparable(models[0].config, candidate.config)
-    threads, drafts = threads or cores(), drafts and _have_drafts(models, windows)
+    threads, layers = threads or cores(), min(model.config.num_nextn_predict_layers for model in models)
     progress(with_memory("embedding", peak_bytes(models, windows, threads)), 0, models[0].config.num_hidden_layers)
     with Workers(threads) as workers:
         walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
         agreements = _run_layers(walks, workers, progress, observe)
         inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
         del walks
-        true = _true_ids(windows)
+        true = torch.cat([window[1:] for window in windows])[:, None]
         kl, *sides = divergence(models, inputs, true, workers)
         _check_finite(kl, f"{candidate.directory}: KL")
         nll = [-side.log_probabilities[:, 0] for side in sides]
@@ -140,16 +140,12 @@ def compare(
             kl.view(shape), nll[0].view(shape), nll[1].view(shape), (sides[0].best == sides[1].best).view(shape),
             (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
         )  # fmt: skip
-        if drafts:
+        if drafts and layers and len(windows[0]) > 2:
             comparison.drafts = DraftComparison(*(
                 accepted(draft_tokens(model, normed, windows, workers), side.best)
                 for model, normed, side in zip(models, inputs, sides, strict=True)
             ))  # fmt: skip
     return comparison
-
-
-def _have_drafts(models: tuple[StoredModel, StoredModel], windows: list[torch.Tensor]) -> bool:
-    return all(model.config.num_nextn_predict_layers for model in models) and len(windows[0]) > 2
 
 
 def _run_layers(
@@ -218,11 +214,6 @@ def _head_inputs(model: StoredModel, walk: Walk, windows: list[torch.Tensor]) ->
     hidden = walk.hidden.view(len(windows), -1, walk.hidden.shape[1])[:, :-1].flatten(0, 1)
     walk.hidden = torch.empty(0)
     return model.final_norm(hidden)
-
-
-def _true_ids(windows: list[torch.Tensor]) -> torch.Tensor:
-    """The token after every predicted position, int64 [T, 1]."""
-    return torch.cat([window[1:] for window in windows])[:, None]
 
 
 def _same_experts(walks: tuple[Walk, Walk]) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.errors import json_frame
 from glm5_ascend.fidelity.evaluation.compare import LayerAgreement
 from glm5_ascend.fidelity.evaluation.grades import GRADES, GradedMetric, grade_metrics, worst_grades
 from glm5_ascend.fidelity.evaluation.metrics import Metric
@@ -120,43 +121,23 @@ class EvaluationReport:
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         rows = [*self.rows, *self.generated]
-        return {
-            "schema_version": 1,
-            "command": "eval",
-            "ok": True,
-            "exit_code": 0,
-            "quantized": self.quantized,
-            "reference": self.reference,
-            "tokens": self.tokens,
-            "windows": self.windows,
-            "window": self.window,
-            "prompts": self.prompts,
-            **{row.name: row.value for row in rows},
+        grades = [
+            {
+                "metric": graded.metric.name, "task": graded.task, "value": graded.metric.value, "grade": graded.grade,
+                "inconclusive": graded.inconclusive, "good_limit": graded.criterion.good,
+                "fair_limit": graded.criterion.fair,
+            }
+            for graded in self.grades()
+        ]  # fmt: skip
+        shares = [(layer.layer, mean_share(layer.experts), mean_share(layer.indexer)) for layer in self.layers]
+        return json_frame("eval") | {
+            "quantized": self.quantized, "reference": self.reference, "tokens": self.tokens, "windows": self.windows,
+            "window": self.window, "prompts": self.prompts, **{row.name: row.value for row in rows},
             "intervals": {row.name: row.interval for row in rows if row.interval is not None},
-            "verdict": asdict(self.verdict()),
-            "grades": [
-                {
-                    "metric": graded.metric.name,
-                    "task": graded.task,
-                    "value": graded.metric.value,
-                    "grade": graded.grade,
-                    "inconclusive": graded.inconclusive,
-                    "good_limit": graded.criterion.good,
-                    "fair_limit": graded.criterion.fair,
-                }
-                for graded in self.grades()
-            ],
+            "verdict": asdict(self.verdict()), "grades": grades, "kl_is_lower_bound": self.kl_is_bound,
             "tasks": {task: {row.name: row.value for row in rows} for task, rows in self.tasks.items()},
-            "kl_is_lower_bound": self.kl_is_bound,
-            "layers": [
-                {
-                    "layer": layer.layer,
-                    "expert_agreement": mean_share(layer.experts),
-                    "indexer_overlap": mean_share(layer.indexer),
-                }
-                for layer in self.layers
-            ],
-        }
+            "layers": [dict(zip(("layer", "expert_agreement", "indexer_overlap"), row, strict=True)) for row in shares],
+        }  # fmt: skip
 
 
 def _by_grade(graded: list[GradedMetric]) -> Iterator[str]:

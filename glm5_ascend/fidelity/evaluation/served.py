@@ -91,7 +91,10 @@ def lower_bound(reference: torch.Tensor, served: torch.Tensor) -> torch.Tensor:
 
 def request_probabilities(client: Client, prompt: list[int], k: int, sglang: bool = False) -> ServedProbabilities:
     """Ask for the log-probabilities of a prompt's tokens except the first; by SGLang's own route, or by vLLM's."""
-    entries = _sglang_entries(client, prompt, k) if sglang else _vllm_entries(client, prompt, k)
+    if sglang:
+        entries = _sglang_entries(client, prompt, k)
+    else:
+        entries = client.complete(prompt, max_tokens=1, prompt_logprobs=k).get("prompt_logprobs")
     if not isinstance(entries, list) or len(entries) != len(prompt):
         key = "input_token_logprobs" if sglang else "prompt_logprobs"
         raise EvaluationError(f"{client.url}: no {key} in its answer", _NEEDED)
@@ -111,10 +114,6 @@ def request_probabilities(client: Client, prompt: list[int], k: int, sglang: boo
             ids[row, column], values[row, column] = other, probabilities[other]
         best[row] = min(probabilities, key=lambda id_: (-probabilities[id_], id_))
     return ServedProbabilities(ids, values, best)
-
-
-def _vllm_entries(client: Client, prompt: list[int], k: int) -> Any:
-    return client.complete(prompt, max_tokens=1, prompt_logprobs=k).get("prompt_logprobs")
 
 
 def _sglang_entries(client: Client, prompt: list[int], k: int) -> Any:

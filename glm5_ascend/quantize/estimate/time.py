@@ -15,7 +15,6 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.source import Source
-from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.memory import expert_values, linear_values
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, Subgraph, Weight, find
@@ -74,11 +73,6 @@ def source_bytes(source: Source) -> int:
     return sum(entry.end - entry.start for entry in source.files.entries.values())
 
 
-def attention_columns(c: ModelConfig) -> int:
-    """Products per pair of tokens in one layer's attention."""
-    return c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
-
-
 class Rates:
     """Seconds of one thread; each kind of work is measured once."""
 
@@ -107,7 +101,8 @@ class Rates:
         if calibrated:
             sequences = max(1, tokens // seq_len)
             forward = self._linears * linear_values(c, layer)
-            forward += self.product * seq_len * attention_columns(c)
+            per_pair = c.num_attention_heads * (c.qk_nope_head_dim + c.qk_rope_head_dim + c.v_head_dim)
+            forward += self.product * seq_len * per_pair
             yield [forward * tokens / sequences] * sequences
             yield self._searches(layer, c.subgraphs(layer))
         if calibrated and moe:

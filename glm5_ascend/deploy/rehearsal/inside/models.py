@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,9 +118,3 @@ def unused(headers: Headers, models: list[RehearsedModel], stages: int) -> list[
         )
 
     return [name for name in headers if name not in used and here(name)]
-
-
-def schemes(*models: torch.nn.Module) -> dict[str, int]:
-    """Number of layers by the class of their quantization."""
-    methods = (getattr(module, "quant_method", None) for model in models for module in model.modules())
-    return dict(Counter(type(getattr(method, "quant_method", method)).__name__ for method in methods if method))

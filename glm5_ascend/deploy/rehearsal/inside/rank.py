@@ -63,7 +63,6 @@ class Rank:
             problems.append(f"{len(unused)} tensors of the checkpoint are unused: {unused[0]}")
         if "draft" in built:
             caches.share(config, built["target"].model, built["draft"].model)
-        self.report["schemes"] = models.schemes(*loaded)
         self.report["parameter_bytes"] = sum(models.parameters(*loaded).values())
         self.report["resident_bytes"] = resident = sum(models.resident(*loaded).values())
         usable = self.job.get("usable_bytes")
