@@ -47,83 +47,45 @@ def card_files(
         content: the provenance; `quantizer` names another program that quantized.
         outputs: size and sha256 of the checkpoint's other files.
     """
-    configuration = {
-        "framework": "pytorch", "task": "text-generation", "model": {"type": plan.config.model_type},
-    }  # fmt: skip
-    return {
-        CARD: _card(plan, content, outputs),
-        CONFIGURATION: json.dumps(configuration, indent=2) + "\n",
-    }
+    about = {"framework": "pytorch", "task": "text-generation", "model": {"type": plan.config.model_type}}
+    return {CARD: _card(plan, content, outputs), CONFIGURATION: json.dumps(about, indent=2) + "\n"}
 
 
 def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> str:
-    source, recipe = Path(content["source"]["path"]), plan.recipe.metadata.config_id
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    source, recipe, ours = Path(content["source"]["path"]), plan.recipe.metadata.config_id, "quantizer" not in content
     base, license = _base_model(source), _license(source)
     types = sorted({scheme for _, scheme, _, _ in plan.summary() if scheme in QUANTIZED})
+    experts = {linear.scheme for name, linear in plan.linears.items() if plan.config.spec.is_routed(name)}
     head: dict[str, Any] = {"license": license} if license else {}
     head |= {"base_model": base, "base_model_relation": "quantized"} if base else {}
     head |= {
         "pipeline_tag": "text-generation", "frameworks": ["PyTorch"], "tasks": ["text-generation"],
         "tags": [plan.config.model_type, "ascend", "vllm-ascend", "modelslim", _code(recipe), *map(str.lower, types)],
     }  # fmt: skip
-    author = f"Quantized by {content['quantizer']}, started by" if "quantizer" in content else "Written by"
-    name = _code((base or source.name).rpartition("/")[2]) or "GLM-5"
-    lines = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n",
-        f"# {name}, quantized for Ascend by `{_code(recipe)}`\n",
-        f"`{_code(base or source.name)}` in the format of msModelSlim, which vllm-ascend and SGLang load. {author} "
-        f"glm5-ascend {content['tool']['version']}.\n",
-        *_contents(plan, sizes="quantizer" not in content),
-        "## Accuracy\n",
-        f"{_BEGIN}\n{_UNMEASURED}\n{_END}\n",
-        "## Serve\n",
-        *_serve(plan),
-        "## Made by\n",
-        *_made_by(content),
-        "\n## Files\n",
-        f"`{PROVENANCE_NAME}` has the sha256 of every file; `glm5-ascend verify DIR` compares them.\n",
-        "| file | sha256 |\n|---|---|",
-        *(f"| `{file}` | `{outputs[file]['sha256']}` |" for file in _HASHED if file in outputs),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _contents(plan: QuantizationPlan, *, sizes: bool) -> Iterable[str]:
-    """Number and type of the modules; sizes of our own layout only, msModelSlim stores some FLOAT tensors wider."""
-    yield "| modules | type | weights |" + " size |" * sizes + "\n|---|---|---|" + "---|" * sizes
-    for modules, scheme, count, size in plan.summary():
-        yield f"| {modules} | {scheme} | {count} |" + f" {format_bytes(size)} |" * sizes
-    yield f"\nTensors: {format_bytes(plan.output_bytes)}.\n" if sizes else ""
-
-
-def _serve(plan: QuantizationPlan) -> Iterable[str]:
-    experts = {linear.scheme for name, linear in plan.linears.items() if plan.config.spec.is_routed(name)}
-    profiles = next((PROFILES[scheme] for scheme in PROFILES if scheme in experts), ())
-    yield "```bash\npip install --no-deps glm5_ascend-*.whl  # in vllm-ascend's image; keeps its versions"
-    for machine, profile in profiles:
-        yield f"glm5-ascend serve DIR --profile {profile}  # {machine}"
-    yield "glm5-ascend doctor DIR --profile NAME  # versions, devices, known bad combinations\n```\n"
-    yield (
-        "Without this tool: `vllm serve DIR --quantization ascend` with vllm-ascend, `--quantization modelslim` with "
-        "SGLang. No NPU has run this tool's own code yet; its README says what was tested.\n"
-    )
-
-
-def _made_by(content: Mapping[str, Any]) -> Iterable[str]:
-    versions, calibration = content.get("versions", {}), content["calibration"]
-    yield "| what | value |\n|---|---|"
-    rows = {
-        "recipe": f"{content['recipe']['name']}, sha256 {content['recipe']['sha256']}",
-        "source": f"{Path(content['source']['path']).name}, config.json sha256 {content['source']['config_sha256']}",
-        "calibration": "none"
-        if calibration is None
-        else f"{calibration['tokens']} tokens of {calibration['file']}, sha256 {calibration['sha256']}",
-        "seed": content.get("seed"),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None,
-        "kernels": content["machine"].get("kernels"),
-    }
-    yield from (f"| {name} | {_code(str(value))} |" for name, value in rows.items() if value is not None)
-    yield from (f"| note | {_code(note)} |" for note in content["notes"])
+    versions, calibration = content.get("versions", {}), content["calibration"] or {}
+    made_by = [
+        ("recipe", "{name}, sha256 {sha256}".format(**content["recipe"])),
+        ("source", f"{source.name}, config.json sha256 {content['source']['config_sha256']}"),
+        ("calibration", "{tokens} tokens of {file}, sha256 {sha256}".format(**calibration) if calibration else "none"),
+        ("seed", content.get("seed")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None),
+        ("kernels", content["machine"].get("kernels")), *(("note", note) for note in content["notes"]),
+    ]  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("glm5_ascend.quantize", "data"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {"code": _code, "size": format_bytes}
+    return environment.get_template("card.md.j2").render(
+        plan=plan, content=content, outputs=outputs, ours=ours,
+        head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True),
+        name=(base or source.name).rpartition("/")[2], origin=base or source.name, recipe=recipe,
+        author="Written by" if ours else f"Quantized by {content['quantizer']}, started by",
+        accuracy=f"{_BEGIN}\n{_UNMEASURED}\n{_END}", made_by=made_by, record=PROVENANCE_NAME, hashed=_HASHED,
+        profiles=next((PROFILES[scheme] for scheme in PROFILES if scheme in experts), ()),
+    )  # fmt: skip
 
 
 def _code(text: str) -> str:
