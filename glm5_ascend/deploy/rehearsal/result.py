@@ -63,6 +63,7 @@ class RehearsedRank:
         report, planned = self.report, self.planned
         if planned is None:
             return {}
+        pairs: dict[str, tuple[float, float]]
         pairs = {"parameters": (report.parameter_bytes or 0.0, planned.parameter_bytes)}
         if report.cache is not None:
             pairs["cache"] = report.cache.bytes_per_token, planned.bytes_per_token
