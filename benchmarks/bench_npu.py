@@ -11,7 +11,6 @@ that runs on it.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from report_npu_roofline import Work, works
-from tools.ops_cases import attention_operands, indexer_operands, missed, preprocess_operands, relative
+from tools.ops_cases import attention_operands, indexer_operands, missed, preprocess_operands, relative, write_csv
 
 from glm5_ascend.cli.usage import report
 from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
@@ -118,10 +117,7 @@ def main() -> int:
                 flush=True,
             )
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
     return 0 if all(row["ok"] for row in rows) else 1
 
 

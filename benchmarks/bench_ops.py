@@ -18,7 +18,6 @@ roofline are those of fp32 products, which MKL makes.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import statistics
 import sys
@@ -43,6 +42,7 @@ from tools.ops_cases import (
     packed_experts,
     preprocess,
     product,
+    write_csv,
 )
 
 from glm5_kernels import registry
@@ -198,10 +198,7 @@ def main() -> int:
             "  ".join(f"{key} {value}" for key, value in row.items() if key != "ok") + ("" if row["ok"] else "  WRONG")
         )
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -13,35 +13,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from bench_commands import run
 
 from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
-
-
-def measured(command: list[str], log: Path) -> tuple[float, int]:
-    """(seconds, peak RSS in bytes) of a process."""
-    began = time.perf_counter()
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)}: exit status {status}, see {log}")
-    return time.perf_counter() - began, usage.ru_maxrss * 1024
 
 
 def seed_text() -> str:
@@ -90,14 +78,13 @@ def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> tup
 
 @dataclass
 class Bench:
-    """One model, one text; times and peaks of both quantizers, by name."""
+    """One model, one text; times of both quantizers, by name."""
 
     work: Path
     count: int
     length: int
     peer: Path | None
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": [], "msmodelslim": []})
-    peak: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
@@ -123,10 +110,11 @@ class Bench:
                 if name == "msmodelslim" and (not self.peer or (number and rounds >= 4)):
                     continue
                 shutil.rmtree(self.outs[name], ignore_errors=True)
-                spent, peak = measured([str(word) for word in self.command(name)], self.work / f"{name}.log")
-                self.seconds[name].append(spent)
-                self.peak[name] = max(self.peak.get(name, 0), peak)
-                print(f"round {number + 1}: {name} {spent:.1f} s, peak RSS {peak / 1e9:.2f} GB", flush=True)
+                spent = run([str(word) for word in self.command(name)], self.work / f"{name}.log")
+                self.seconds[name].append(spent.seconds)
+                print(
+                    f"round {number + 1}: {name} {spent.seconds:.1f} s, peak RSS {spent.peak / 1e9:.2f} GB", flush=True
+                )
 
     def compare(self) -> None:
         """Errors of both outputs on held-out texts."""

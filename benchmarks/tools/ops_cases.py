@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -187,3 +189,10 @@ def product(tokens: int, n: int, k: int) -> Case:
     differs = lambda got, want: float(not torch.equal(got, want))  # noqa: E731
     work = [(2.0 * tokens * n * k, INTEGERS)]
     return Case("int8_linear", f"{tokens}x{n}x{k}", (x, w), differs, 0.0, float(n * k), work, plain)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -57,7 +57,8 @@ def chat(record: Any) -> list[Any] | None:
     else:
         messages = next((pair for keys in _PAIRS if (pair := _pair(record, *keys)) is not None), None)
     system = record.get("system")
-    if messages and isinstance(system, str) and system and not _is_system(messages[0]):
+    first = messages[0] if messages and isinstance(messages[0], dict) else {}
+    if messages and isinstance(system, str) and system and first.get("role") != "system":
         messages = [{"role": "system", "content": system}, *messages]
     return messages
 
@@ -66,10 +67,6 @@ def tools(record: Any) -> Any:
     """The tools of a record, also where they are JSON in a string; None without."""
     value = record.get("tools") if isinstance(record, dict) else None
     return (_listed(value) or None) if isinstance(value, str) else value
-
-
-def _is_system(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "system"
 
 
 def _listed(value: Any) -> list[Any] | None:

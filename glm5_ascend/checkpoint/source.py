@@ -130,12 +130,8 @@ class _SourceChecks:
     """Compares the headers of a source with what config.json describes."""
 
     def __init__(self, source: Source) -> None:
-        self.directory, self.config, self.files, self.names = (
-            source.directory,
-            source.config,
-            source.files,
-            source.names,
-        )
+        self.directory, self.config = source.directory, source.config
+        self.files, self.names = source.files, source.names
 
     def run(self) -> None:
         self._check_expert_counts()

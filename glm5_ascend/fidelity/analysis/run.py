@@ -16,15 +16,16 @@ import torch
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, RecipeError
-from glm5_ascend.fidelity.analysis.estimate import peak_bytes
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.model import streams
+from glm5_ascend.model.memory import FP32, linear_values
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
 from glm5_ascend.quantize.calibration.forward import LayerStreams, open_selections
 from glm5_ascend.quantize.calibration.stream import Stream
+from glm5_ascend.quantize.estimate import memory
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent, with_memory
@@ -88,7 +89,8 @@ def analyze(analysis: Analysis, progress: Progress = silent, threads: int | None
     lengths = tuple(len(sequence) for sequence in analysis.calibration.sequences)
     count = config.num_hidden_layers
     threads = threads or cores()
-    progress(with_memory("embedding", peak_bytes(plan, max(lengths), threads)), 0, count)
+    probes = FP32 * max(linear_values(config, layer) for layer in range(count))
+    progress(with_memory("embedding", memory.peak_bytes(plan, max(lengths), threads) + probes), 0, count)
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = open_selections(config, folder, lengths)

@@ -8,7 +8,7 @@ head, nor the logits of more than 1024 tokens and 1024 ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,11 +17,13 @@ import torch
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, EvaluationError
 from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, draft_tokens
-from glm5_ascend.fidelity.evaluation.estimate import peak_bytes
-from glm5_ascend.fidelity.evaluation.head import divergence, softmax_of
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
+from glm5_ascend.fidelity.evaluation.head import ROWS, divergence, softmax_of
+from glm5_ascend.fidelity.evaluation.stored_layer import BLOCK_WEIGHTS
+from glm5_ascend.fidelity.evaluation.stored_model import ATTENTION, MLP, VOCABULARY_BLOCK, StoredModel, Walk
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.layers import count_common
+from glm5_ascend.model.memory import FP32, forward_bytes, linear_values
+from glm5_ascend.quantize.estimate.memory import IMPORTS
 from glm5_ascend.quantize.progress import Progress, silent, with_memory
 
 #: Called after every layer with its number and the walks of reference and quantized model.
@@ -125,7 +127,7 @@ def compare(
     models = StoredModel(source), candidate
     _check_comparable(models[0].config, candidate.config)
     threads, layers = threads or cores(), min(model.config.num_nextn_predict_layers for model in models)
-    progress(with_memory("embedding", peak_bytes(models, windows, threads)), 0, models[0].config.num_hidden_layers)
+    progress(with_memory("embedding", _peak_bytes(models, windows, threads)), 0, models[0].config.num_hidden_layers)
     with Workers(threads) as workers:
         walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
         agreements = _run_layers(walks, workers, progress, observe)
@@ -180,7 +182,7 @@ def reference_at(
     """
     model = StoredModel(source)
     count, walk = model.config.num_hidden_layers, Walk.from_tokens(model, windows)
-    progress(with_memory("embedding", peak_bytes([model], windows, cores())), 0, count)
+    progress(with_memory("embedding", _peak_bytes([model], windows, cores())), 0, count)
     with Workers(cores()) as workers:
         for layer in range(count):
             _step(walk, layer, workers, _advance(progress, layer, 1, count))
@@ -238,3 +240,23 @@ def _same_keys(config: ModelConfig, layer: int, walks: tuple[Walk, Walk]) -> tor
 def _progress_text(agreement: LayerAgreement) -> str:
     shares = (("same experts", agreement.experts), ("same keys", agreement.indexer))
     return "  ".join(f"{name} {share.mean():.2%}" for name, share in shares if share is not None)
+
+
+def _peak_bytes(models: Sequence[StoredModel], windows: Sequence[torch.Tensor], threads: int) -> int:
+    """Predicted peak RSS of a comparison of two models, or the run of one, on windows of one length.
+
+    Streams and selections of all models, and one half of a layer of one, or a block of the head in each thread.
+    """
+    c, length = models[0].config, len(windows[0])
+    tokens = len(windows) * length
+    streams = FP32 * tokens * (len(models) * c.stream_width + 2 * c.hidden_size)
+    selections = (len(models) + 1) * tokens * length
+    seen = tokens if not c.n_routed_experts else tokens * c.num_experts_per_tok // c.n_routed_experts
+    expert = 2 * FP32 * (BLOCK_WEIGHTS + seen * (c.hidden_size + 2 * c.moe_intermediate_size))
+    head = FP32 * VOCABULARY_BLOCK * (len(models) * c.hidden_size + 3 * ROWS)
+    halves = [
+        FP32 * linear_values(c, layer, half) + threads * forward_bytes(c, length)
+        for layer in range(c.num_hidden_layers)
+        for half in (ATTENTION, MLP)
+    ]
+    return IMPORTS + streams + selections + max(*halves, threads * expert, threads * head)

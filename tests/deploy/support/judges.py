@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import venv
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.programs import debian_program
 
@@ -35,3 +38,21 @@ def checked(*command: object, text: str | None = None) -> str:
     done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+#: An alert, its series of two hours (a sample a minute), and what fires then.
+AlertCase = tuple[str, Mapping[str, str], list[dict[str, Any]]]
+
+
+def judge_alerts(rules: Path, cases: Iterable[AlertCase]) -> None:
+    """Let promtool say whether the alerts of a file of rules fire as the cases expect."""
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "alert_rule_test": [{"eval_time": "2h", "alertname": alert, "exp_alerts": firing}],
+        }
+        for alert, series, firing in cases
+    ]
+    text = yaml.safe_dump({"rule_files": [str(rules)], "tests": tests})
+    checked(program("promtool", "prometheus"), "test", "rules", "/dev/stdin", text=text)
