@@ -32,15 +32,10 @@ HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
 
 
-def seed_text() -> str:
-    """ASCII: one token per character in the model's tokenizer."""
-    records = [json.loads(line) for line in SEED_TEXT.read_text(encoding="utf-8").splitlines()]
-    return "\n".join(json.dumps(record, ensure_ascii=True) for record in records)
-
-
 def texts(count: int, length: int) -> list[str]:
-    """`count` texts of `length` characters; the seed text over and over."""
-    whole = seed_text()
+    """`count` texts of `length` characters of ASCII, one token each; the seed text over and over."""
+    records = [json.loads(line) for line in SEED_TEXT.read_text(encoding="utf-8").splitlines()]
+    whole = "\n".join(json.dumps(record, ensure_ascii=True) for record in records)
     whole *= 1 + count * length // len(whole)
     return [whole[i * length : (i + 1) * length] for i in range(count)]
 
