@@ -11,6 +11,7 @@ import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.names import StoredNames, TensorView, find_weights, foreign_part
+from glm5_ascend.checkpoint.nonsense import nonsense_in
 from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, shown
@@ -72,14 +73,23 @@ class Source:
         return self.read_rows(name, 0, self._stored(name).shape[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows `start` to `stop` of weight `name` as fp32; nothing else of it is read."""
+        """Rows `start` to `stop` of weight `name` as fp32; nothing else of it is read.
+
+        Raises:
+            CheckpointError: NaN, infinity, text or values of an impossible size: rounding makes plausible integers of
+                them.
+        """
         view = self._stored(name)
         width = math.prod(view.shape[1:])
         rows = self.files.read_span(view.stored, view.first + start * width, view.first + stop * width)
         rows = rows.reshape(stop - start, *view.shape[1:])
-        if rows.dtype is not torch.float8_e4m3fn:
-            return rows.float()
-        return rows.float() * self._scale(view, start, stop)[:, : rows.shape[1]]
+        values = rows.float()
+        if rows.dtype is torch.float8_e4m3fn:
+            values *= self._scale(view, start, stop)[:, : rows.shape[1]]
+        if fault := nonsense_in(rows, values):
+            file = self.directory / self.files.file_of[view.stored]
+            raise CheckpointError(f"{file}: {view.stored}: {fault}", "download this file again")
+        return values
 
     def read_ahead(self, name: str) -> int:
         """Ask the system to read weight `name` into its cache meanwhile; returns its bytes."""

@@ -7,6 +7,7 @@ import math
 import torch
 
 from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.checkpoint.nonsense import MATRIX_BODY, VECTOR_BODY, times_typical
 from glm5_ascend.checkpoint.shards import TensorEntry
 from glm5_ascend.model.spec import Vector
 from glm5_ascend.verify.checked import Checked
@@ -23,34 +24,47 @@ _FOLDED = 0.01
 #: second one they are not.
 _ROWS, _SIMILAR, _DIFFERENT = 64, 0.9, 0.5
 _COPY = "copy the file again, or quantize again"
+#: Of a tensor's largest value over its typical one: what is so large leaves nothing of any sum it is part of in bf16.
+_OUT_OF_LINE = 2.0**16
 
 
 class FloatSums:
-    """Is a float tensor finite, its mean magnitude, and of a matrix the checksum: from pieces of its rows."""
+    """Of a float tensor the largest and the mean square value, of a matrix the checksum, too: from pieces of rows."""
 
     def __init__(self, entry: TensorEntry) -> None:
         self.entry, self.is_weight = entry, entry.name.endswith(".weight") and len(entry.shape) == 2
-        self.finite, self._total, self._checksum = True, 0.0, 0
+        self._body = MATRIX_BODY if self.is_weight else VECTOR_BODY
+        self._finite, self._largest, self._times, self._squares, self._checksum = True, 0.0, 0.0, 0.0, 0
 
     def add(self, piece: torch.Tensor) -> None:
         """Add rows [n, ...]."""
-        # The sum of magnitudes is finite only if every element is; if it overflows, the elements are checked.
-        size = float(torch.linalg.vector_norm(piece, 1, dtype=torch.float32))
-        if not math.isfinite(size) and not bool(piece.isfinite().all()):
-            self.finite = False
-        self._total += size
+        low, high = (float(bound) for bound in piece.aminmax())
+        largest = max(high, -low)
+        if not math.isfinite(low + high) and not bool(piece.isfinite().all()):
+            self._finite = False
+        elif largest > _OUT_OF_LINE * self._body:
+            self._times = max(self._times, times_typical(piece, largest, self._body))
+        self._largest = max(self._largest, largest)
         if self.is_weight:
+            self._squares += float(torch.linalg.vector_norm(piece, 2, dtype=torch.float32)) ** 2
             self._checksum = checksum(piece, self._checksum)
 
     def finish(self, report: Report, doubts: Doubts) -> None:
         """Report a tensor that is not finite; the size and checksum of a weight go into `doubts`."""
-        name, mean = self.entry.name, self._total / max(math.prod(self.entry.shape), 1)
-        if not self.finite:
+        name = self.entry.name
+        if not self._finite:
             report.error("value.not_finite", "holds NaN or infinity", tensor=name, fix=_COPY)
-        elif self.is_weight and mean == 0:
+            return
+        if self._times > _OUT_OF_LINE:
+            doubts.doubt(
+                "value.too_large",
+                name,
+                f"its largest value is {self._largest:.3g}, {self._times:.1g} times its typical one",
+            )
+        if self.is_weight and self._largest == 0:
             doubts.empty_floats.add(name)
         elif self.is_weight:
-            doubts.size(name, mean)
+            doubts.size(name, (self._squares / math.prod(self.entry.shape)) ** 0.5)
             doubts.copy_of(name.removesuffix(".weight"), self.entry.shape, self._checksum)
 
 

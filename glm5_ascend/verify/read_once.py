@@ -15,6 +15,7 @@ import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
 from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
+from glm5_ascend.checkpoint.nonsense import text_in
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
 from glm5_ascend.checkpoint.workers import Workers, cores
@@ -85,12 +86,19 @@ class _Reader:
                 if values is None and not whole:
                     continue
                 try:
+                    text = None
                     for piece in self._pieces(shard, entry, values):
                         if whole:
                             hasher.add(piece)
-                        if values is not None:
+                        text = text or text_in(piece)
+                        if values is not None and not text:
                             values.add(piece)
-                    self._finish(entry, values)
+                    if text:
+                        self.floats.error(
+                            "value.text", text, tensor=entry.name, fix="copy the file again, or quantize again"
+                        )
+                    else:
+                        self._finish(entry, values)
                 except CheckpointError as error:
                     whole = False
                     if values is not None:

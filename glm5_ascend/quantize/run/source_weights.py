@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from glm5_ascend.checkpoint.read_ahead import ReadAhead
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.workers import Workers, in_order
-from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, Linear, Vector, Weight
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate_inputs
@@ -38,7 +36,7 @@ class FloatWeights:
         for weight in parts:
             if isinstance(weight, Vector) and weight.role == "norm":
                 name = prefix + weight.tensor_name
-                gains[weight.name] = self._finite(name, self.source.read(name)).to(self.device)
+                gains[weight.name] = self.source.read(name).to(self.device)
         return gains
 
     def load(self, prefix: str, weight: Weight, gains: Tensors) -> torch.Tensor:
@@ -53,7 +51,7 @@ class FloatWeights:
         def load_rows(piece: tuple[Weight, int, int]) -> None:
             weight, start, stop = piece
             rows, name = tensors[weight.tensor_name][start:stop], prefix + weight.tensor_name
-            rows.copy_(self._finite(name, self.source.read_rows(name, start, stop)))
+            rows.copy_(self.source.read_rows(name, start, stop))
             if self.rotations is not None:
                 fuse_and_rotate_inputs(rows, weight, gains, self.rotations)
 
@@ -85,28 +83,14 @@ class FloatWeights:
     def rows(self, prefix: str, weight: Weight, gains: Tensors, start: int, stop: int) -> torch.Tensor:
         """Rows of a linear whose output side is not rotated (embedding tables, heads)."""
         name = prefix + weight.tensor_name
-        rows = self._finite(name, self.source.read_rows(name, start, stop)).to(self.device)
+        rows = self.source.read_rows(name, start, stop).to(self.device)
         return self._transform(rows, weight, gains)
 
     def lookup(self, prefix: str, weight: Weight, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [len(ids), hidden] on the host: the rows `ids` of an embedding table; only they are read."""
         name, (unique, inverse) = prefix + weight.tensor_name, ids.unique(return_inverse=True)
         read = torch.cat([self.source.read_rows(name, row, row + 1) for row in unique.tolist()])
-        return self._transform(self._finite(name, read).to(self.device), weight, {}).cpu()[inverse]
-
-    def _finite(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return `tensor`; rounding would make plausible integers of a NaN or an infinity.
-
-        Raises:
-            CheckpointError: it holds one.
-        """
-        if not math.isfinite(float(tensor.sum())):  # one pass without a copy; finite values may add up to infinity
-            count = int((~tensor.isfinite()).sum())
-            if count:
-                raise CheckpointError(
-                    f"{self.source.directory}: {name}: {count} values are NaN or infinite", "download it again"
-                )
-        return tensor
+        return self._transform(read.to(self.device), weight, {}).cpu()[inverse]
 
     def _transform(self, rows: torch.Tensor, weight: Weight, gains: Tensors) -> torch.Tensor:
         if self.rotations is not None:

@@ -5,6 +5,7 @@ Tensors are written a block of rows at a time, so memory never holds a second co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.writer import ShardWriter
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.written import file_checksum
 from glm5_ascend.model.spec import Linear, Vector, Weight
 from glm5_ascend.quantize.methods.method import RoundingState
@@ -67,7 +69,11 @@ class Store:
         activation: ActivationRange | None = None,
         state: RoundingState | None = None,
     ) -> ErrorSums:
-        """Round rows fp32 [n, K] of a part as planned and write them from row `start` on; returns their errors."""
+        """Round rows fp32 [n, K] of a part as planned and write them from row `start` on; returns their errors.
+
+        Raises:
+            CheckpointError: an error is NaN.
+        """
         name, scheme = prefix + weight.tensor_name, self.scheme(prefix, weight)
         if scheme == schemes.FLOAT:
             dtype = torch.float32 if isinstance(weight, Vector) else self.plan.source.dtype(name)
@@ -75,6 +81,11 @@ class Store:
             return {}
         method = self.plan.linears[prefix + weight.name].method
         rounded = quantize_linear(weight.name, rows, scheme, method, activation, state)
+        if not math.isfinite(rounded.squared_error):
+            raise CheckpointError(
+                f"{self.plan.source.directory}: {name}: the error of its {scheme} weights is {rounded.squared_error}",
+                "glm5-ascend verify DIR; its values, or those of the calibration, are not finite",
+            )
         for suffix, value in rounded.per_row.items():
             # INT4 packs two rows into one, so a row of the weight is half a row of what is stored.
             self.writer.write_rows(f"{prefix}{weight.name}.{suffix}", start * len(value) // len(rows), value)

@@ -1,42 +1,63 @@
-"""NaN and infinity in a source: rounding would make plausible integers of them."""
+"""NaN, infinity, text and impossible sizes in a source: rounding would make plausible integers of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoint.test_nonsense import ANSWER, PAGE, TABLE, with_bytes
 from tests.support.command import in_process
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
+Edit = Callable[[torch.Tensor], torch.Tensor]
+
+
+def value(number: str) -> Edit:
+    def edit(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[3] = float(number)
+        return tensor
+
+    return edit
+
+
+def text(data: bytes) -> Edit:
+    return lambda tensor: with_bytes(tensor, data, (tensor.nbytes - len(data)) // 2)
+
+
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"
+GATE, DOWN = (f"model.layers.1.mlp.experts.2.{name}_proj.weight" for name in ("gate", "down"))
+TEXT = "holds text, not values: "
+
 
 @pytest.mark.parametrize(
-    ("name", "value", "recipe"),
+    ("name", "edit", "fault", "dtype", "recipe"),
     [
-        ("model.embed_tokens.weight", "nan", "w4a8"),
-        ("model.layers.0.input_layernorm.weight", "inf", "rtn-w4a8"),
-        ("model.layers.1.mlp.experts.2.down_proj.weight", "-inf", "rtn-w4a8"),
+        (EMBEDDING, value("nan"), "1 values are NaN or infinite", "bfloat16", "w4a8"),
+        (NORM, value("inf"), "1 values are NaN or infinite", "bfloat16", "rtn-w4a8"),
+        (DOWN, value("-inf"), "1 values are NaN or infinite", "bfloat16", "rtn-w4a8"),
+        (GATE, text(PAGE[:600]), TEXT + "'<!DOCTYPE html>", "bfloat16", "w4a8"),
+        (NORM, text(PAGE[:96]), TEXT, "bfloat16", "w4a8"),
+        (DOWN, text(ANSWER), TEXT + """'{"error": """, "fp8", "rtn-w4a8"),  # 448 is the largest e4m3 has
+        (EMBEDDING, text(TABLE), TEXT + "'0.0123,", "float32", "w8a8"),  # of digits: tiny values
+        (GATE, text(PAGE[:600]), TEXT, "float16", "rtn-w4a8"),
+        ("lm_head.weight", value("1e33"), "its largest value is 9.99e+32", "bfloat16", "rtn-w4a8"),
     ],
 )
-def test_it_is_refused_by_name_and_nothing_is_published(recipe: str, name: str, value: str, tmp_path: Path) -> None:
-    source, calib = write_tiny_model(tmp_path / "source"), write_calibration(tmp_path / "calib.jsonl")
+def test_it_is_refused_by_name_and_nothing_is_published(
+    name: str, edit: Edit, fault: str, dtype: str, recipe: str, tmp_path: Path
+) -> None:
+    source, calib = write_tiny_model(tmp_path / "source", dtype=dtype), write_calibration(tmp_path / "calib.jsonl")
     (path,) = [path for path in source.glob("*.safetensors") if name in load_file(path)]
     tensors = load_file(path)
-    tensors[name].view(-1)[3] = float(value)
+    tensors[name] = edit(tensors[name])
     save_file(tensors, path, metadata={"format": "pt"})
-    small = ["--calib", calib, "--samples", 2, "--quiet"]
-    done = in_process("quantize", source, tmp_path / "out", "--recipe", recipe, *small)
+    small = [] if recipe == "rtn-w4a8" else ["--calib", calib, "--samples", 2]
+    done = in_process("quantize", source, tmp_path / "out", "--recipe", recipe, "--quiet", *small)
     assert done.returncode == 2, done.stderr
-    assert f"{name}: 1 values are NaN or infinite" in done.stderr
+    assert f"{path}: {name}: {fault}" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_finite_values_may_add_up_to_infinity(tmp_path: Path) -> None:
-    from glm5_ascend.checkpoint.source import open_source
-    from glm5_ascend.quantize.run.source_weights import FloatWeights
-
-    weights = FloatWeights(open_source(write_tiny_model(tmp_path / "source")), None, torch.device("cpu"))
-    large = torch.full((4,), 3e38)
-    assert weights._finite("x", large) is large

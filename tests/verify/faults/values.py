@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tests.checkpoint.test_nonsense import ANSWER, LFS, PAGE, TABLE, with_bytes
 from tests.verify.faults.row import SOURCE, VALUES, Edit, Linked, Row, tensor
 
-N, F, Q, S, X = "norm", "float weight", "integers", "scale", "copy"
+N, F, Q, S, X, T = "norm", "float weight", "integers", "scale", "copy", "nonsense"
 LAYER = "model.layers.1."
 EXPERT = f"{LAYER}mlp.experts.2.down_proj"
 Q_B = f"{LAYER}self_attn.q_b_proj"
@@ -58,6 +59,10 @@ def swapped(first: str, second: str) -> Edit:
 
 def flip(x: torch.Tensor) -> torch.Tensor:
     return -x
+
+
+def text(data: bytes) -> object:
+    return lambda x: with_bytes(x, data, (x.nbytes - len(data)) // 2)
 
 
 def as_int64(bits: int) -> Edit:
@@ -148,6 +153,14 @@ ROWS = [
     ),
     Row(X, "a whole layer", copied("model.layers.1", "model.layers.2"), "byte for byte", "warning", modes=VALUES),
     Row(X, "head is embedding", copied("model.embed_tokens", "lm_head"), "byte for byte", "warning", modes="ph"),
+    Row(T, "embedding", tensor("model.embed_tokens.weight", text(PAGE[:600])), "holds text, not values", modes=VALUES),
+    Row(T, "a norm", tensor("model.norm.weight", text(PAGE[:128])), "holds text, not values", modes=VALUES),
+    Row(T, "INT8", tensor(f"{Q_B}.weight", text(ANSWER)), "holds text, not values: '.*error", modes=VALUES),
+    Row(T, "INT4", tensor(f"{EXPERT}.weight", text(LFS)), "holds text, not values: '.*git-lfs", modes=VALUES),
+    Row(T, "digits", tensor("lm_head.weight", text(TABLE)), "holds text, not values", modes=VALUES),
+    Row(T, "one value", tensor("lm_head.weight", at(1e33, 3, 5)), "largest value is 9.99e\\+32", modes=VALUES),
+    Row(T, "one negative value", tensor(ROUTER, at(-1e5, 1, 2)), "largest value is", modes=VALUES),
+    Row(T, "one gain", tensor(f"{LAYER}input_layernorm.weight", at(1e20, 3)), "largest value is 1e", modes=VALUES),
     # -- static activations
     Row(S, "int64 for bfloat16", as_int64(0), "expects float32", recipe="w8a8"),
     Row(S, "input_offset", tensor(f"{Q_B}.input_offset", at(0.5, 0)), "an integer in", modes=VALUES, recipe="w8a8"),
