@@ -52,7 +52,13 @@ class CheckpointDir:
         files = sorted(set(weight_map.values()) if weight_map else {p.name for p in directory.glob("*.safetensors")})
         if not files:
             raise CheckpointError(f"{directory}: no *.safetensors files", "give the directory of a GLM-5 checkpoint")
-        self.shards = {name: self._open(name) for name in files}
+        missing = [name for name in files if not (directory / name).is_file()]
+        if missing:
+            what = f"{directory / missing[0]}: not found, but {INDEX_NAME} lists it"
+            if len(missing) > 1:
+                what = f"{directory}: {len(missing)} of {len(files)} files of the index are missing, first {missing[0]}"
+            raise CheckpointError(what, "download or copy what is missing")
+        self.shards = {name: Shard(directory / name) for name in files}
         self.file_of: dict[str, str] = {}
         self.entries: dict[str, TensorEntry] = {}
         for name, file in (self._locate() if weight_map is None else weight_map).items():
@@ -67,7 +73,7 @@ class CheckpointDir:
     def unlisted(self) -> dict[str, Shard]:
         """Shards that lie in the directory although the index does not know them."""
         paths = sorted(self.directory.glob("*.safetensors"))
-        return {path.name: self._open(path.name) for path in paths if path.name not in self.shards}
+        return {path.name: Shard(path) for path in paths if path.name not in self.shards}
 
     def add_unlisted(self, prefixes: tuple[str, ...]) -> list[str]:
         """Add tensors whose names begin so from shards that the index does not list; returns these files.
@@ -96,12 +102,6 @@ class CheckpointDir:
                     raise CheckpointError(f"{self.directory}: {name} is in {file_of[name]} and in {file}", "remove one")
                 file_of[name] = file
         return file_of
-
-    def _open(self, name: str) -> Shard:
-        path = self.directory / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: not found, but {INDEX_NAME} lists it", "download or copy the missing shard")
-        return Shard(path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.file_of

@@ -1,7 +1,8 @@
-"""Other names under which public checkpoints store the same weights, and experts that are one tensor."""
+"""Other names under which public checkpoints store the same weights, and weights that are parts of one tensor."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ _WRAPPERS = (
     (r"^model\.language_model\.(?=layers\.|embed_tokens\.|norm\.)", "model."),
     (r"^language_model\.(?=model\.|lm_head\.)", ""),
     (r"\.base_layer\.", "."),
+    (r"^(?=layers\.|embed_tokens\.|norm\.)", "model."),  # the model without its head's class around it
 )
 #: Ends of names in formats of other quantizers -> the format.
 FOREIGN_PARTS = {
@@ -61,6 +63,8 @@ def find_weights(config: ModelConfig, entries: Mapping[str, TensorEntry]) -> Sto
     views: dict[str, TensorView] = {}
     for layer in filter(config.is_moe, range(config.num_layers_with_mtp)):
         views |= dict(_fused_experts(config, layer, stored_as, entries))
+    for layer in range(config.num_layers_with_mtp):
+        views |= dict(_fused_parameters(config, layer, stored_as, entries))
     views |= {name: TensorView(stored, 0, entries[stored].shape) for name, stored in stored_as.items()}
     weights = {name: views[name] for name in expected if name in views}
     renamed = {name: view.stored for name, view in weights.items() if view.stored != name}
@@ -92,6 +96,19 @@ def _fused_experts(
             for index, linear in enumerate(linears, start=expert * len(linears)):
                 view = TensorView(stored, index * rows * columns, (rows, columns))
                 yield f"{prefix}{expert}.{linear}.weight", view
+
+
+def _fused_parameters(
+    config: ModelConfig, layer: int, stored_as: Mapping[str, str], entries: Mapping[str, TensorEntry]
+) -> Iterator[tuple[str, TensorView]]:
+    """(name, place) of a layer's parameters inside one tensor that has their rows one behind the other."""
+    prefix = config.spec.layer_prefix(layer)
+    for fused, names in config.spec.fused_parameters.items():
+        stored = stored_as.get(prefix + fused)
+        if stored and (shape := entries[stored].shape) and shape[0] % len(names) == 0:
+            own = (shape[0] // len(names), *shape[1:])
+            for index, name in enumerate(names):
+                yield prefix + name, TensorView(stored, index * math.prod(own), own)
 
 
 def _mtp_rules(config: ModelConfig) -> list[tuple[str, str]]:

@@ -199,6 +199,7 @@ GLM5_NEXT = Architecture(
     },
     # msModelSlim's names, which vllm-ascend reads, too (`hf_to_vllm_mapper`).
     spellings={".self_attn.forget_gate.": ".self_attn.", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_"},
+    fused_parameters={"self_attn.conv1d.weight": tuple(f"self_attn.{side}_conv1d.weight" for side in "qkv")},
     processor_files=("processor_config.json", "preprocessor_config.json"),
     token_keys=(
         "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id",

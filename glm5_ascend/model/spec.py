@@ -174,6 +174,7 @@ class Architecture:
         other_names: pairs (regular expression, replacement) that turn names of other writers into the hub's.
         fused_experts: tensors of transformers that hold a linear of all experts, [experts, rows, columns], and the
             linears in each, one behind the other.
+        fused_parameters: tensors of transformers that hold several parameters of a layer, and those, likewise.
     """
 
     model_type: str
@@ -215,6 +216,7 @@ class Architecture:
     fused_experts: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
     )
+    fused_parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def is_routed(self, module: str) -> bool:
         """Return True for a linear of a routed expert, by its full name."""

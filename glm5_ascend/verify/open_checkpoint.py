@@ -6,7 +6,7 @@ Source: vLLM 0.27.1 `default_loader.py`, `weight_utils.py` (which files are load
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from glm5_ascend.checkpoint.checks.config_keys import check_config
@@ -56,6 +56,8 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
         if not quantized:
             _check_source(directory, report)
     _open_shards(checkpoint, outside, report)
+    if checkpoint.description is not None and _other_prefix(checkpoint, report):
+        checkpoint.description = None
     report.tensors = len(checkpoint.entries)
     report.bytes = sum(entry.end - entry.start for entry in checkpoint.entries.values())
     return checkpoint
@@ -71,6 +73,22 @@ def _spelled_keys(description: dict[str, object], config: ModelConfig, report: R
             )
         out[name] = value
     return out
+
+
+def _other_prefix(checkpoint: LoadedCheckpoint, report: Report) -> bool:
+    """Report layers whose names begin otherwise than the model's: one cause, not an error for every tensor."""
+    model = {checkpoint.config.spec.layers_prefix}
+    tensors, keys = _layer_prefixes(checkpoint.entries), _layer_prefixes(checkpoint.description or ())
+    for names, file, what in ((tensors, INDEX_NAME, "tensors"), (keys, DESCRIPTION_NAME, "the description")):
+        if names and not names & model:
+            why = f"{what} of layers begin with {min(names)!r}, the engine asks for {min(model)!r}"
+            report.error("description.prefix", why, file=file, fix="rename them there, or quantize again")
+            return True
+    return False
+
+
+def _layer_prefixes(names: Iterable[str]) -> set[str]:
+    return {before + "layers." for before, layers, _ in (name.partition("layers.") for name in names) if layers}
 
 
 def _check_source(directory: Path, report: Report) -> None:
@@ -106,12 +124,17 @@ def _open_shards(checkpoint: LoadedCheckpoint, outside: set[str], report: Report
     in_file: dict[str, set[str]] = {}
     for tensor, name in promised.items():
         in_file.setdefault(name, set()).add(tensor)
-    for name in sorted(loaded | in_file.keys()):
+    listed = sorted(loaded | in_file.keys())
+    missing = [name for name in listed if name not in present]
+    if missing:
+        lost = sum(len(in_file.get(name, ())) for name in missing)
+        why = f"not found, the index expects {lost} tensors in it"
+        if len(missing) > 1:
+            why = f"{len(missing)} of {len(listed)} files of the index are missing, with {lost} tensors; first this"
+        report.error("index.file_missing", why, file=missing[0], fix="download or copy what is missing")
+    for name in listed:
         tensors = in_file.get(name, set())
-        if name not in present:
-            why = f"not found, the index expects {len(tensors)} tensors in it"
-            report.error("index.file_missing", why, file=name, fix="download or copy the missing shard")
-        elif name not in outside:
+        if name in present and name not in outside:
             try:
                 checkpoint.shards[name] = Shard(directory / name)
                 continue

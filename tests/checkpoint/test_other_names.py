@@ -59,6 +59,7 @@ WRITERS: dict[str, Callable[[Tensors], Tensors]] = {
     "DDP": renamed(r"^", "module."),
     "a model with vision": renamed(r"^model\.(?=layers|norm|embed)", "model.language_model."),
     "a language model inside": renamed(r"^", "language_model."),
+    "the model without its head's class": renamed(r"^model\.", ""),
     "mtp.0": renamed(rf"^{MTP}", "mtp.0."),
     "mtp.layers.0": renamed(rf"^{MTP}", "model.mtp.layers.0."),
     "fused experts": fused,

@@ -135,8 +135,11 @@ def test_keys_that_transformers_leaves_out_are_stated(tmp_path: Path) -> None:
 
 
 def fused(source: Path, transposed: bool = False) -> None:
-    """Store the experts of each layer as transformers holds them, or along the wrong axis."""
+    """Store experts and convolutions of each layer as transformers holds them, or experts along the wrong axis."""
     tensors = load_file(source / SHARD)
+    for first in [name for name in tensors if ".q_conv1d." in name]:
+        convolutions = [tensors.pop(first.replace(".q_", f".{side}_")) for side in "qkv"]
+        tensors[first.replace(".q_", ".")] = torch.cat(convolutions)
     experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
     for layer in range(1, 5):
         prefix = f"{LAYERS}{layer}.mlp.experts."

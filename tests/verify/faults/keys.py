@@ -41,7 +41,21 @@ def as_float(*names: str) -> Edit:
     return edit
 
 
+def key_prefix(before: str, after: str) -> Edit:
+    """Other beginnings of the description's keys of tensors."""
+
+    def edit(ck: Linked) -> None:
+        with ck.json(DESCRIPTION) as content:
+            keys = [name for name in content if name.startswith(before)]
+            content |= {after + name.removeprefix(before): content.pop(name) for name in keys}
+
+    return edit
+
+
 ROWS = [
+    Row(K, "without model.", key_prefix("model.", ""), "description of layers begin with 'layers.', the engine asks"),
+    Row(K, "a wrapper", key_prefix("model.", "language_model.model."), "begin with 'language_model.model.layers"),
+    Row(K, "another head", key_prefix("model.layers.", "transformer.layers."), "begin with 'transformer.layers"),
     # -- description
     Row(K, "q_b_proj alone FLOAT", as_float("q_b_proj"), "vllm-ascend 0.30 reads it as that type", "warning"),
     Row(
