@@ -57,7 +57,8 @@ def _marked(text: str) -> str:
 
 def _links(source: str) -> Iterable[str]:
     """Threads of vllm-ascend; a number after the name of another project is its own."""
-    return (f"[#{issue}]({THREADS}{issue})" for issue in re.findall(r"(?<!sglang )(?<!gpustack )#(\d+)", source))
+    ours = re.sub(r"\b(sglang|gpustack|vLLM)( PR)? #\d+", "", source)
+    return (f"[#{issue}]({THREADS}{issue})" for issue in re.findall(r"#(\d+)", ours))
 
 
 def main() -> None:

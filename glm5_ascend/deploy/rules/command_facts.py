@@ -55,6 +55,8 @@ def of_command(
     facts["prefix_cache"] = flags.get("enable-prefix-caching") is not False
     facts["chunked_prefill"] = flags.get("enable-chunked-prefill") is not False
     facts["async_scheduling"] = flags.get("async-scheduling") is not False
+    facts["lora"] = flags.get("enable-lora") is True
+    facts["cpu_offload"] = flags.get("cpu-offload-gb", 0) not in (0, 0.0, "0")
     facts |= _of_graphs(flags, facts["tp"]) | _of_drafts(flags)
     facts |= _of_transfer(_object(flags, "kv-transfer-config"), facts)
     additional = _object(flags, "additional-config")

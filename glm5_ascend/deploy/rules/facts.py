@@ -76,6 +76,8 @@ FACTS = {
     "kv_role": "`none`, `kv_producer`, `kv_consumer` or `kv_both`",
     "pd": "prefill and decode are apart",
     "pd_sizes_match": "parallel sizes in --kv-transfer-config are those of this server",
+    "cpu_offload": "--cpu-offload-gb moves weights to the host",
+    "lora": "--enable-lora is set",
     "kv_pool": "a KV pool is connected (AscendStoreConnector)",
     "abort_timeout": "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT in seconds",
     "dcp_prefill": "decode context parallel size of the prefill nodes",

@@ -185,7 +185,7 @@ def test_no_profile_breaks_a_rule(profile: str) -> None:
     """Every one of ours, on a healthy machine with the checkpoint it is for; warnings are the ones it names itself."""
     loaded = load(profile)
     named = {
-        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w", "P61", "P63"},
+        ("a3-single-w4a8-conservative", "server"): {"P17"}, ("a3-1m", "server"): {"P7w", "P61", "P63", "P76"},
         ("a3-single-w4a8-pool", "server"): {"P64"},
         ("a3-pd", "decode"): {"P55"}, ("a3-pd-pp2", "decode"): {"P55"},
     }  # fmt: skip
@@ -237,7 +237,7 @@ def test_the_users_flags_are_judged_too() -> None:
     extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
     facts = {**HEALTHY, **of_command(open_command(role, "DIR", normal_form(extra, TABLE)).argv, {})}
     assert facts["graph"] == "NONE"
-    assert {"P13", "P48", "P37", "P63"} == broken_ids(facts)
+    assert {"P13", "P48", "P37", "P63", "P76"} == broken_ids(facts)
 
 
 def test_the_old_variable_counts_where_the_key_is_not_given() -> None:
