@@ -21,6 +21,7 @@ from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.rendered import SHAPES
 from tests.deploy.support.replicas import wait_for
+from tests.support.command import in_process
 
 VALUES = """\
 namespace: models
@@ -163,3 +164,25 @@ def test_a_proxy_behind_the_gate_wants_the_key(tmp_path: Path) -> None:
     finally:
         running.terminate()
         running.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("server", "code", "words"),
+    [
+        ('{env: {VLLM_ASCEND_EN1BLE_MLAPO: "1"}}', 0, "meant: VLLM_ASCEND_ENABLE_MLAPO?"),
+        ("{env: {HCCL_BUFFSIZE: 200MB}}", 2, "HCCL_BUFFSIZE=200MB: expected a whole number"),
+        ("{flags: [--tensor-paralel-size, '8']}", 2, "did you mean --tensor-parallel-size?"),
+        ("{flags: [--enable-lora]}", 2, "error P78: --enable-lora with quantized weights"),
+        ("{flags: [--cpu-offload-gb, '20']}", 2, "error P77: --cpu-offload-gb"),
+        ("""{flags: [--additional-config, '{"enable_dsa_cp": true}']}""", 2, "error P48"),
+        ('{flags: [--max-num-seqs, "8"], env: {VLLM_LOGGING_LEVEL: DEBUG}}', 0, ""),
+    ],
+)
+def test_values_are_judged_as_a_command_line(server: str, code: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"server: {server}\n")
+    where = ["--out", tmp_path / "out", "--values", tmp_path / "mine.yaml"]
+    done = in_process(
+        "deploy", "render", "--profile", "a3-single-w4a8", "--to", "k8s", "--model", "/models/w4a8", *where
+    )
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert bool(done.stderr) is bool(words) and (tmp_path / "out").exists() is (code == 0)

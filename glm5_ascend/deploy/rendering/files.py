@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering.context import Files
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.errors import ConfigError, OutputError, json_frame, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml
@@ -42,11 +45,13 @@ def render(options: RenderOptions) -> RenderedFiles:
     """Write a profile as scripts, containers or Kubernetes objects.
 
     Raises:
-        ConfigError: unknown profile or target, a path with special characters, containers for the CPU profile.
+        ConfigError: unknown profile or target, a path with special characters, containers for the CPU profile, flags or
+            variables in `values` that the engine or a rule of `doctor` refuses; warnings of rules go to stderr.
         OutputError: the directory has files already, or cannot be written; nothing is left.
     """
-    values = _values(options.to, options.values)
-    texts = rendered_texts(load(options.profile), options.to, options.model, values)
+    values, profile = _values(options.to, options.values), load(options.profile)
+    texts = rendered_texts(profile, options.to, options.model, values)
+    _judge_server(profile, values)
     folder = Path(options.out or f"{options.profile}-{options.to}")
     if (folder.is_dir() and any(folder.iterdir())) or folder.is_file():
         raise OutputError(f"{folder}: exists and is not empty", "name another directory with --out")
@@ -68,6 +73,23 @@ def _values(target: str, path: StrPath | None) -> PodValues:
             "they are for k8s, kustomize; scripts take --open, VLLM_API_KEY and NIC",
         )
     return read_yaml(Path(path), PodValues, tip="deploy/schemas/values.json describes the keys")
+
+
+def _judge_server(profile: Profile, values: PodValues) -> None:
+    """Judge the cluster's flags and variables as `serve` and `doctor` judge those of a command line."""
+    server = values.server
+    if not (server.flags or server.env):
+        return
+    roles = {name: replace(role, env={**role.env, **server.env}) for name, role in profile.roles.items()}
+    broken = {
+        rule.id: rule
+        for result in preflight(replace(profile, roles=roles), None, extra=server.flags)
+        for rule in result.broken
+    }
+    for rule in broken.values():
+        print(f"{rule.level} {rule.id}: {rule.message} ({rule.source})\n  fix: {rule.fix}", file=sys.stderr)
+    if errors := [rule.id for rule in broken.values() if rule.level == ERROR]:
+        raise ConfigError(f"server: known bad flags or variables ({', '.join(errors)})", "see the lines above")
 
 
 def rendered_texts(profile: Profile, target: str, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:
