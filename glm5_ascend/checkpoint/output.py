@@ -27,10 +27,11 @@ CHECKING = "--overwrite: comparing"
 Stamps = dict[str, tuple[int, ...]]
 #: Content of `lock` in the folder of an unfinished run.
 _MARK = b"glm5-ascend: an unfinished run\n"
-#: Files beside the weights that serving needs; copied unchanged. tokenizer.model and *.tiktoken are easily forgotten.
+#: Files beside the weights that serving, or the licence, needs; copied unchanged. tokenizer.model and *.tiktoken are
+#: easily forgotten.
 _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "generation_config.json", "chat_template*",
          "vocab.json", "merges.txt", "added_tokens.json", "processor_config.json", "preprocessor_config.json",
-         "video_preprocessor_config.json")  # fmt: skip
+         "video_preprocessor_config.json", "[Ll][Ii][Cc][Ee][Nn][CcSs][Ee]*", "NOTICE*")  # fmt: skip
 
 
 def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None) -> None:

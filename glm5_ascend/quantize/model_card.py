@@ -35,6 +35,11 @@ PROFILES = {
     ),
     "W8A8_DYNAMIC": (("Atlas 800T A3, one machine", "a3-single-w8a8"), ("Atlas 800T A3, two machines", "a3-2node")),
 }
+#: A line of a card's head: key, quote, value.
+_LICENSE_LINE = re.compile(
+    r"""^(license|license_name|license_link):[ \t]*(["']?)([\w.+:/?=&%#~ -]{1,300}?)\2[ \t]*\r?$""", re.M
+)
+_OPENING = "every text begins with the markers of the chat template, no sequence inside a chat"
 _HASHED = ("config.json", DESCRIPTION_NAME, INDEX_NAME)
 
 
@@ -55,10 +60,10 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     source, recipe, ours = Path(content["source"]["path"]), plan.recipe.metadata.config_id, "quantizer" not in content
-    base, license = _base_model(source), _license(source)
+    base = _base_model(source)
     types = sorted({scheme for _, scheme, _, _ in plan.summary() if scheme in QUANTIZED})
     experts = {linear.scheme for name, linear in plan.linears.items() if plan.config.spec.is_routed(name)}
-    head: dict[str, Any] = {"license": license} if license else {}
+    head: dict[str, Any] = _license(source)
     head |= {"base_model": base, "base_model_relation": "quantized"} if base else {}
     head |= {
         "pipeline_tag": "text-generation", "frameworks": ["PyTorch"], "tasks": ["text-generation"],
@@ -69,6 +74,7 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
         ("recipe", "{name}, sha256 {sha256}".format(**content["recipe"])),
         ("source", f"{source.name}, config.json sha256 {content['source']['config_sha256']}"),
         ("calibration", "{tokens} tokens of {file}, sha256 {sha256}".format(**calibration) if calibration else "none"),
+        ("opening", _OPENING if calibration.get("opening") else None),
         ("seed", content.get("seed")),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None),
         ("kernels", content["machine"].get("kernels")), *(("note", note) for note in content["notes"]),
@@ -101,14 +107,15 @@ def _base_model(source: Path) -> str | None:
     return None
 
 
-def _license(source: Path) -> str | None:
+def _license(source: Path) -> dict[str, str]:
+    """The licence that the head of the source's own card states: `license`, and its name and link if it is "other"."""
     try:
         text = read_bytes(source / CARD, _MAX_BYTES, CheckpointError, "").decode("utf-8", "replace")
     except CheckpointError:
-        return None
-    head = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-    stated = re.search(r"^license:\s*([\w.+-]{1,60})\s*$", head[1], re.MULTILINE) if head else None
-    return stated[1] if stated else None
+        return {}
+    head = re.match(r"(?:\ufeff)?---[ \t]*\r?\n(.*?)\n---", text, re.DOTALL)
+    stated = re.findall(_LICENSE_LINE, head[1]) if head else []
+    return {key: printable(value) for key, _, value in stated}
 
 
 def check_card(directory: Path) -> tuple[str, str]:

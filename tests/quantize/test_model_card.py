@@ -65,6 +65,36 @@ def test_a_source_of_the_hub_with_its_licence(tmp_path: Path) -> None:
     assert (head["license"], head["base_model"]) == ("mit", "zai-org/GLM-5") and body.startswith("\n# GLM-5, ")
 
 
+LINK = "https://huggingface.co/zai-org/GLM-5.3/blob/main/LICENSE"
+OTHER = {"license": "other", "license_name": "glm-5.3-community", "license_link": LINK}
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (f"license: other\nlicense_name: glm-5.3-community\nlicense_link: {LINK}", OTHER),
+        (f"license_link: '{LINK}'\nlicense: \"other\"\nlicense_name: glm-5.3-community  ", OTHER),
+        ("license: other\r\nlicense_name: GLM 5.3\r\nlicense_link: LICENSE\r",
+         {"license": "other", "license_name": "GLM 5.3", "license_link": "LICENSE"}),
+        ("license: [mit, x]\nlicense_name: '<script>'\nlanguage: [en]", {}),
+    ],
+)  # fmt: skip
+def test_a_licence_with_name_link_and_file(head: str, expected: dict[str, str], tmp_path: Path) -> None:
+    """GLM-5.3's card says `license: other`; its text is in LICENSE."""
+    source = write_tiny_model(tmp_path / "source")
+    (source / "README.md").write_bytes(f"---\n{head}\n---\n# GLM-5.3\nlicense: not this line\n".encode())
+    (source / "LICENSE").write_text("GLM-5.3 Community Licence\n")
+    (source / "NOTICE.txt").write_text("of others\n")
+    (source / "LICENSE.py").write_text("print('never')\n")
+    out = quantize_tiny(source, tmp_path / "out", "rtn-w4a8")
+    stated = {key: value for key, value in parts((out / "README.md").read_text())[0].items() if "license" in key}
+    assert stated == expected
+    assert (out / "LICENSE").read_bytes() == (source / "LICENSE").read_bytes() and (out / "NOTICE.txt").is_file()
+    assert not (out / "LICENSE.py").exists()
+    assert "LICENSE" in json.loads((out / RECORD).read_text())["outputs"]
+    assert not verify(out, against=source).findings
+
+
 def test_an_edited_card_is_no_finding(tiny_w4a8: Path, editable: Copy) -> None:
     out = editable(tiny_w4a8)
     (out / "README.md").write_text("# Mine\n")
