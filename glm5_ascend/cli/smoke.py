@@ -12,13 +12,13 @@ from glm5_ascend.serve.options import SmokeOptions
 
 @command("smoke", "smoke http://127.0.0.1:8000", "smoke http://127.0.0.1:8000 --json", json=True)
 def run(options: SmokeOptions, output: Output) -> int:
-    """Check a running server: canaries, tool call, thinking, streaming, a long prompt, MTP acceptance."""
+    """Check a running server: answers, also to requests at once, tool calls, thinking, streams, long prompts, cache."""
     from glm5_ascend.serve import smoke
     from glm5_ascend.serve.client import Client, server_address
 
     client = Client(server_address(options.url), key=os.environ.get("OPENAI_API_KEY", ""))
     model, results = client.entry()["id"], smoke.run(client)
-    code = EXIT_CHECK_FAILED if any(result.status == smoke.FAILED for result in results) else EXIT_OK
+    code = EXIT_OK if smoke.passes(results) else EXIT_CHECK_FAILED
     lines = [printable(f"{result.check:<15} {result.status:<8} {result.detail}") for result in results]
     data = {"url": options.url, "model": model, "checks": [asdict(result) for result in results]}
     output.write(json_frame("smoke", code) | data, [*lines, smoke.verdict(results)])

@@ -20,8 +20,9 @@ class FunctionPart(_Part):
 class CallPart(_Part):
     """A tool call, or a piece of a streamed one: all pieces of one call have the same index."""
 
-    index: int = 0
+    index: int | None = None
     id: str | None = None
+    type: str | None = None
     function: FunctionPart = FunctionPart()
 
 
@@ -70,6 +71,7 @@ class Answer:
 
     Attributes:
         tool_calls: (name, arguments as JSON text).
+        call_faults: what the API requires of tool calls and these do not have.
         chunks: number of events of a streamed answer.
         prompt_ids, token_ids: where `return_token_ids` asked for them and the answer was not streamed.
     """
@@ -77,6 +79,7 @@ class Answer:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[tuple[str, str]] = field(default_factory=list)
+    call_faults: list[str] = field(default_factory=list)
     finish: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -95,9 +98,24 @@ class Answer:
             self.content += message.content or ""
             self.reasoning += message.thoughts
             for call in message.tool_calls or ():
+                self._judge(call, streamed=choice.message is None)
                 arguments = call.function.arguments or ""
                 if call.function.name:
                     self.tool_calls.append((call.function.name, arguments))
                 elif self.tool_calls:
                     name, earlier = self.tool_calls[-1]
                     self.tool_calls[-1] = (name, earlier + arguments)
+
+    def _judge(self, call: CallPart, streamed: bool) -> None:
+        """Add the faults of a call; a streamed one has an index in every piece, and all the rest in its first one."""
+        first = not streamed or call.index == len(self.tool_calls)
+        if streamed and call.index is None:
+            self.call_faults.append("a piece without index")
+        if first and not call.id:
+            self.call_faults.append(f"id is {call.id!r}")
+        if first and call.type != "function":
+            self.call_faults.append(f"type is {call.type!r}, not 'function'")
+        if first and not call.function.name:
+            self.call_faults.append(f"function.name is {call.function.name!r}")
+        if not streamed and call.function.arguments is None:
+            self.call_faults.append("no function.arguments")

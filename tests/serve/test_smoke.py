@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from glm5_ascend.serve.asking import degenerate, unfinished_thought
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.mtp import MtpCounts
-from glm5_ascend.serve.smoke import acceptance, canary, degenerate, unfinished_thought
+from glm5_ascend.serve.smoke import acceptance, canary
 from glm5_ascend.serve.watching.canaries import ask_salted
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.stub import stub_server
@@ -28,7 +29,10 @@ def test_a_good_server_passes(server: str) -> None:
     report = json.loads(done.stdout)
     checks = {line["check"]: line for line in report["checks"]}
     assert (done.returncode, report["ok"]) == (0, True), done.stdout
-    for check in ("canary answers", "tool call", "thinking", "streaming"):
+    for check in (
+        "canary answers", "tool call", "thinking", "streaming",
+        "own answers", "CJK text", "tools and JSON", "same again",
+    ):  # fmt: skip
         assert checks[check]["status"] == "ok", checks[check]
     assert checks["canary answers"]["values"] == {"right": 3, "asked": 3}
     assert checks["long prompt"]["status"] in ("ok", "warning")
@@ -55,12 +59,12 @@ def test_garbage_fails_every_check() -> None:
     with stub_server("!" * 200) as url:
         done = in_process("smoke", url, "--json")
         lines = in_process("smoke", url).stdout.splitlines()
-    assert lines[0].startswith("canary answers") and len(lines) == 7
-    assert lines[4].split()[2] == "failed" and lines[6].startswith("failed: ")
+    assert lines[0].startswith("canary answers") and len(lines) == 11
+    assert lines[4].split()[2] == "failed" and lines[10].startswith("failed: ")
     assert done.returncode == 1
     checks = {line["check"]: line for line in json.loads(done.stdout)["checks"]}
     failed = {name for name, line in checks.items() if line["status"] == "failed"}
-    assert failed == {"canary answers", "tool call", "thinking", "streaming", "long prompt"}
+    assert failed == set(checks) - {"CJK text", "MTP acceptance"}
     assert "degenerate" in checks["canary answers"]["detail"]
 
 

@@ -123,7 +123,7 @@ def test_exit_codes_and_metrics_for_cron(stub: str, canaries: Path, tmp_path: Pa
     assert in_process("watch", stub, "--once", "--canaries", canaries, "--textfile", file).returncode == 0
     healthy = values()
     assert healthy["glm5_watch_up"] == 1 and healthy["glm5_watch_mtp_tokens_per_step"] > 1
-    assert 'outcome="good"} 28' in file.read_text()
+    assert 'outcome="good"} 30' in file.read_text()
     with spoiled(FaultProxy(stub, "repeats")) as url:
         done = in_process("watch", url, "--once", "--textfile", file)
     assert done.returncode == 1 and done.stdout.splitlines()[-1].startswith("garbage: repeats (poll 1)")
@@ -149,7 +149,7 @@ def test_a_silent_server_is_not_garbage(stub: str) -> None:
 
         report = watch(url, polls=2, interval=0, timeout=ANSWER_S, on_poll=back)
     assert report.last.reached and report.unreachable == 1 and report.exit_code == 0
-    assert report.outcomes.total() == 2 + 5 and report.outcomes[SILENT] == 2
+    assert report.outcomes.total() == 2 + 6 and report.outcomes[SILENT] == 2
 
 
 @pytest.mark.server

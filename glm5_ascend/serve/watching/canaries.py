@@ -22,9 +22,9 @@ from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
+from glm5_ascend.serve.asking import CANARIES, NO_THINKING, ask, degenerate, user
 from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.mtp import read_counts
-from glm5_ascend.serve.smoke import CANARIES, NO_THINKING, ask, degenerate, user
 
 #: Seconds for one answer.
 ANSWER_S = 60.0
@@ -74,6 +74,8 @@ class Canary(BaseModel):
     def problem(self, answer: Answer) -> str:
         """The text of an answer that does not answer this question; empty for a good answer."""
         text = answer.content
+        if "\N{REPLACEMENT CHARACTER}" in text[:-1]:  # the last one may be cut
+            return shown(text, 80)
         if self.contains or not text.strip():
             wrong = not text.strip() or self.contains not in text
         else:

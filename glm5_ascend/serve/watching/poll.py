@@ -6,20 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shortened, shown
+from glm5_ascend.serve.asking import FAILED, WEATHER, SmokeResult, tool_problem, unfinished_thought
 from glm5_ascend.serve.client import Answer, Client
 from glm5_ascend.serve.mtp import MtpCounts, read_counts
-from glm5_ascend.serve.smoke import WEATHER, tool_problem, unfinished_thought
+from glm5_ascend.serve.probes import PROBES
 from glm5_ascend.serve.watching.canaries import SHIFT, Canary, CanarySet, ask_salted, repeats
 
 #: Outcomes of a question besides the findings. SILENT: no answer in time, which can happen on a busy server.
 GOOD, SILENT = "good", "silent"
 WRONG, REPEATED, MOVED, EMPTY, REFUSED = "wrong_answers", "repeats", "logprobs", "empty_tool_calls", "refusals"
-ACCEPTANCE = "mtp_acceptance"
-FINDINGS = (WRONG, REPEATED, MOVED, EMPTY, REFUSED, ACCEPTANCE)
-#: Bad answers of one sort in two polls that are a finding: a single one may be an accident.
+PROBE, ACCEPTANCE = "probes", "mtp_acceptance"
+FINDINGS = (WRONG, REPEATED, MOVED, EMPTY, REFUSED, PROBE, ACCEPTANCE)
+#: Bad answers of one sort in two polls that are a finding: a single one may be an accident. A probe asks several times.
 BAD = 2
 CITIES = ("Oslo", "Berlin")
 #: Steps of MTP that a mean needs.
@@ -63,6 +65,7 @@ class Poller:
         self.client, self.canaries = client, canaries.canaries
         recorded = canaries.tokens_per_step
         self.least = 1 + SPEEDUP_SHARE * (recorded - 1) if recorded > 1 else LEAST_PER_STEP
+        self._probes = cycle(PROBES)
         self._last: Counter[str] = Counter()
         self._counts = MtpCounts()
         self._per_step: dict[str, float] = {}
@@ -88,7 +91,8 @@ class Poller:
         """Every engine's acceptance is judged: the mean of sixteen would hide a bad one."""
         both = self._last + result.outcomes
         self._last = result.outcomes
-        findings = {name: f"{both[name]} of {both.total()}" for name in FINDINGS if both[name] >= BAD}
+        least = {PROBE: 1}
+        findings = {name: f"{both[name]} of {both.total()}" for name in FINDINGS if both[name] >= least.get(name, BAD)}
         if low := {engine: value for engine, value in result.per_step.items() if value < self.least}:
             engine = min(low, key=lambda name: low[name])
             of = f" of engine {engine}" if len(result.per_step) > 1 else ""
@@ -104,6 +108,12 @@ class Poller:
         for city in CITIES:
             question, problem = f"What is the weather in {city}?", partial(tool_problem, city=city)
             yield question, partial(self._ask, question, EMPTY, problem, tools=[WEATHER], tool_choice="auto")
+        probe = next(self._probes)  # one in each poll
+        yield probe, partial(self._probe, PROBES[probe])
+
+    def _probe(self, probe: Callable[[Client], SmokeResult]) -> tuple[str, str]:
+        result = probe(self.client)
+        return (PROBE, shortened(result.detail, 160)) if result.status == FAILED else (GOOD, "")
 
     def _outcome(self, put: Callable[[], tuple[str, str]]) -> tuple[str, str]:
         """Outcome and message of a question. Raises `ConfigError` if the server has no model."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from glm5_ascend.serve.smoke import NO_THINKING as NO_THINKING
-from glm5_ascend.serve.smoke import WEATHER as WEATHER
+from glm5_ascend.serve.asking import NO_THINKING as NO_THINKING
+from glm5_ascend.serve.asking import WEATHER as WEATHER
 
 #: Of the session's server.
 API_KEY = "secret"

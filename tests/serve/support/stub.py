@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from glm5_ascend.serve.smoke import CANARIES
+from glm5_ascend.serve.asking import CANARIES
 from tests.support.listening import listening
 
 COUNTERS = (
@@ -19,21 +20,38 @@ COUNTERS = (
 def healthy(body: dict[str, Any]) -> dict[str, Any]:
     """The message that a good server answers to a question of `smoke` or `watch`."""
     question = body["messages"][-1]["content"]
-    if "tools" not in body:
-        return {"content": f"The answer: {CANARIES.get(question, question)}"}
-    arguments = json.dumps({"city": question.rstrip("?").rpartition(" ")[2]})
-    return {"content": "", "tool_calls": [{"id": "a", "function": {"name": "get_weather", "arguments": arguments}}]}
+    if "tools" in body and "weather" in question:
+        arguments = json.dumps({"city": question.rstrip("?").rpartition(" ")[2]})
+        call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        return {"content": "", "tool_calls": [call]}
+    if own := re.search(r"Boris (\d+)", question):
+        question = f"Boris {own[1]}."
+    thinks = body.get("chat_template_kwargs", {}).get("enable_thinking", True)
+    return {"content": f"The answer: {CANARIES.get(question, question)}", "reasoning": "Let me see." * thinks}
+
+
+def pieces(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The deltas of a stream with this message."""
+    for index, call in enumerate(message.get("tool_calls", ())):
+        arguments = call["function"]["arguments"]
+        yield {"tool_calls": [call | {"index": index, "function": call["function"] | {"arguments": arguments[:3]}}]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": arguments[3:]}}]}
+    yield {"reasoning": message.get("reasoning")}
+    for start in range(0, len(message["content"]), 5):
+        yield {"content": message["content"][start : start + 5]}
 
 
 @contextmanager
 def stub_server(
-    content: str | None = None, metrics: str = "", thought: int = 0, thinking: str = "Let me add these. "
-) -> Iterator[str]:
+    content: str | None = None, metrics: str = "", thought: int = 0, thinking: str = "Let me add these. ",
+    respond: Callable[[dict[str, Any]], dict[str, Any]] = healthy,
+) -> Iterator[str]:  # fmt: skip
     """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do.
 
     Args:
         thought: tokens of a thought before each answer, which an answer of fewer tokens does not end, as GLM-5.3's.
         thinking: text of that thought.
+        respond: gives the message of an answer to a request; a `finish_reason` in it is the answer's.
         metrics: answer of GET /metrics; "": counts of drafts, which grow with every answer.
     """
     answered = 0
@@ -53,12 +71,19 @@ def stub_server(
                 entries = [{str(token): {"logprob": -0.5}} for token in body["prompt"][1:]]
                 self.answer({"choices": [{"text": "", "prompt_logprobs": [None, *entries]}]})
                 return
-            message = healthy(body) if content is None else {"content": content}
-            finish = "tool_calls" if message.get("tool_calls") else "stop"
+            message = respond(body) if content is None else {"content": content}
+            finish = message.pop("finish_reason", "tool_calls" if message.get("tool_calls") else "stop")
             if body.get("max_tokens", 0) < thought:
                 message, finish = {"content": "", "reasoning": thinking}, "length"
             choice = {"message": message, "finish_reason": finish, "token_ids": list(range(8))}
-            usage = {"prompt_tokens": 9, "completion_tokens": 9}
+            prompt = json.dumps([body["messages"], body.get("tools"), body.get("chat_template_kwargs")])
+            usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": 9}
+            if body.get("stream"):
+                choices = [{"delta": delta} for delta in pieces(message)] + [{"delta": {}, "finish_reason": finish}]
+                events = [{"choices": [choice]} for choice in choices] + [{"choices": [], "usage": usage}]
+                lines = [f"data: {json.dumps(event)}" for event in events] + ["data: [DONE]"]
+                self.answer("".join(f"{line}\n\n" for line in lines).encode())
+                return
             self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2, 3]})
 
         def answer(self, value: dict[str, Any] | bytes) -> None:

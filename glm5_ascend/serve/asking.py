@@ -1,0 +1,89 @@
+"""What the checks of a running server have in common: results, questions with known answers, judging an answer."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from glm5_ascend.errors import CheckFailedError, shortened, shown
+from glm5_ascend.files.untrusted import parse_json
+from glm5_ascend.serve.client import Answer, Client
+
+OK, FAILED, WARNING, SKIPPED = "ok", "failed", "warning", "skipped"
+#: Questions with one correct answer, which the real GLM-5 and the demo model both know.
+CANARIES = {"What is 47 + 38?": "85", "What is 36 + 45?": "81", "What is 52 + 19?": "71"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
+#: Tokens of an answer that is asked for again because a thought filled the first one's.
+THOUGHT_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class SmokeResult:
+    """Result of one check. values: numbers for the JSON report; check: name of the check, which `run` adds."""
+
+    status: str
+    detail: str
+    values: dict[str, Any] = field(default_factory=dict)
+    check: str = ""
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def degenerate(text: str) -> bool:
+    """True for text of broken weights: empty, one repeated character ("!!!!!!"), or one repeated piece."""
+    stripped = text.strip()
+    return not stripped or re.search(r"(.{1,12}?)\1{11,}", stripped, re.DOTALL) is not None
+
+
+def ask(client: Client, messages: list[dict[str, Any]], **options: Any) -> Answer:
+    """Ask, and once more with more tokens if the first ones did not suffice.
+
+    GLM-5.3 always thinks, also where `enable_thinking` is false.
+    """
+    answer = client.chat(messages, **options)
+    if answer.finish == "length" and not degenerate(answer.content or answer.reasoning):
+        with suppress(CheckFailedError):  # the context has no room for so many
+            return client.chat(messages, **{**options, "max_tokens": THOUGHT_TOKENS})
+    return answer
+
+
+def unfinished_thought(answer: Answer) -> str:
+    """A note on an answer that ended inside of a thought; empty for all others, and for a degenerate thought."""
+    if answer.finish != "length" or answer.content.strip() or answer.tool_calls or degenerate(answer.reasoning):
+        return ""
+    return f"still thinking after {answer.completion_tokens} tokens, not judged"
+
+
+def markup_in(answer: Answer) -> list[str]:
+    return [mark for mark in MARKUP if mark in answer.content]
+
+
+def tool_problem(answer: Answer, city: str) -> str:
+    """Describe what is wrong with a call of `WEATHER` for a city; return "" for a correct one."""
+    if answer.call_faults:
+        return f"not a tool call of the OpenAI API: {'; '.join(answer.call_faults)}"
+    if len(answer.tool_calls) != 1:
+        return f"{len(answer.tool_calls)} calls, text {answer.content[:60]!r}"
+    name, text = answer.tool_calls[0]
+    try:
+        arguments = parse_json(text)
+    except ValueError:
+        return f"arguments are not JSON: {text[:60]!r}"
+    if not isinstance(arguments, dict):
+        return f"arguments are not an object: {text[:60]!r}"
+    if name != "get_weather" or city.lower() not in str(arguments.get("city")).lower() or markup_in(answer):
+        return f"{shortened(name)}({shown(arguments)}) {markup_in(answer) or ''}"
+    return "" if answer.finish == "tool_calls" else f"finish_reason {shown(answer.finish)}, not 'tool_calls'"

@@ -1,0 +1,189 @@
+"""Servers that misbehave in one way each, as public ones did: the check that must say so, and no other, fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from glm5_ascend.serve.asking import CANARIES, SmokeResult
+from glm5_ascend.serve.client import Client
+from glm5_ascend.serve.smoke import passes, run, verdict
+from glm5_ascend.serve.watching.api import watch
+from tests.serve.support.stub import healthy, stub_server
+from tests.support.command import in_process
+
+Message = dict[str, Any]
+Respond = Callable[[Message], Message]
+
+
+def is_weather(body: Message) -> bool:
+    return "weather" in body["messages"][-1]["content"]
+
+
+def others_number() -> Respond:
+    """Every third answer about numbers belongs to the request before it."""
+    before: list[Message] = []
+
+    def respond(body: Message) -> Message:
+        if "Boris" not in body["messages"][-1]["content"]:
+            return healthy(body)
+        before.append(body)
+        return healthy(before[-2] if len(before) % 3 == 0 else body)
+
+    return respond
+
+
+def with_call(**changes: Any) -> Respond:
+    """Tool calls with other fields; `function` changes its fields."""
+
+    def respond(body: Message) -> Message:
+        message = healthy(body)
+        for call in message.get("tool_calls", ()):
+            call["function"] |= changes.get("function", {})
+            call |= {key: value for key, value in changes.items() if key != "function"}
+        return message
+
+    return respond
+
+
+def broken_characters(streamed: bool | None, mark: str) -> Respond:
+    def respond(body: Message) -> Message:
+        message = healthy(body)
+        spoil = streamed is None or bool(body.get("stream")) is streamed
+        if spoil and mark in body["messages"][-1]["content"]:
+            message["content"] = message["content"].replace(mark, "\ufffd\ufffd")
+        return message
+
+    return respond
+
+
+def in_json(spoil: Callable[[Message], Message]) -> Respond:
+    """Another answer where `response_format` and tools come together."""
+    return lambda body: spoil(healthy(body)) if "response_format" in body else healthy(body)
+
+
+def cached(spoiled: str) -> Respond:
+    """The second answer to a long equal prompt is another one."""
+    seen: set[str] = set()
+
+    def respond(body: Message) -> Message:
+        prompt, message = json.dumps(body["messages"]), healthy(body)
+        if prompt in seen and 20 < len(body["messages"]) < 40:
+            message["content"] = spoiled
+        seen.add(prompt)
+        return message
+
+    return respond
+
+
+def cut(body: Message) -> Message:
+    """A call without arguments that says it is complete (vllm #58228)."""
+    return with_call(function={"arguments": "{}"})(body)
+
+
+FAULTS: dict[str, tuple[Respond, set[str]]] = {
+    "answers of other requests": (others_number(), {"own answers"}),
+    "type null": (with_call(type=None), {"tool call", "tools and JSON"}),
+    "no type": (with_call(type="tool"), {"tool call", "tools and JSON"}),
+    "empty id": (with_call(id=""), {"tool call", "tools and JSON"}),
+    "no name": (with_call(function={"name": ""}), {"tool call", "tools and JSON"}),
+    "no arguments": (cut, {"tool call", "tools and JSON"}),
+    "U+FFFD in Chinese": (broken_characters(None, "长"), {"CJK text"}),
+    "U+FFFD in streams": (broken_characters(True, "울"), {"CJK text"}),
+    "U+FFFD in whole answers": (broken_characters(False, "서"), {"CJK text"}),
+    "markup with json_object": (
+        in_json(lambda message: {"content": "<tool_call>get_weather<arg_key>city</arg_key>"}), {"tools and JSON"},
+    ),
+    "half of an object": (in_json(lambda message: {"content": '{"city": "Os'}), {"tools and JSON"}),
+    "text with json_object": (in_json(lambda message: {"content": "It is sunny."}), {"tools and JSON"}),
+    "another answer from the cache": (cached("I cannot help with that."), {"same again"}),
+    "garbage from the cache": (cached("!" * 60), {"same again"}),
+}  # fmt: skip
+
+
+def failures(results: list[SmokeResult]) -> set[str]:
+    return {result.check for result in results if result.status == "failed"}
+
+
+def test_a_good_stub_passes() -> None:
+    with stub_server() as url:
+        results = run(Client(url))
+    assert all(result.status == "ok" for result in results), results
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_its_check_alone(fault: str) -> None:
+    respond, checks = FAULTS[fault]
+    with stub_server(respond=respond) as url:
+        results = run(Client(url))
+    assert failures(results) == checks, results
+    assert verdict(results).startswith("failed: ")
+
+
+def test_a_character_that_max_tokens_cuts_is_no_fault() -> None:
+    def respond(body: Message) -> Message:
+        return healthy(body) | {"content": "长城\ufffd", "finish_reason": "length"}
+
+    from glm5_ascend.serve.probes import cjk_text
+
+    with stub_server(respond=respond) as url:
+        assert cjk_text(Client(url)).status == "ok"
+
+
+def test_none_passed_is_not_ok() -> None:
+    """A thought that fills every answer: warnings only."""
+    with stub_server(thought=10**6, metrics="no_drafts 1\n") as url:
+        done = in_process("smoke", url)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and lines[-1].startswith("failed: 0 of "), done.stdout
+    warnings = [SmokeResult("warning", ""), SmokeResult("skipped", "")]
+    assert not passes(warnings) and not passes([]) and passes([*warnings, SmokeResult("ok", "")])
+
+
+def test_a_template_without_tools_is_said() -> None:
+    def respond(body: Message) -> Message:
+        body.pop("tools", None)
+        return healthy(body)
+
+    with stub_server(respond=respond) as url:
+        results = {result.check: result for result in run(Client(url))}
+    for check in ("tool call", "tools and JSON"):
+        assert (results[check].status, "no place for tools" in results[check].detail) == ("skipped", True)
+
+
+@pytest.mark.parametrize(
+    "fault", ["answers of other requests", "U+FFFD in Chinese", "half of an object", "garbage from the cache"]
+)
+def test_watch_runs_one_probe_in_each_poll(fault: str) -> None:
+    with stub_server(respond=FAULTS[fault][0]) as url:
+        report = watch(url, polls=4, interval=0)
+    assert set(report.findings) == {"probes"} and report.exit_code == 1
+
+
+@pytest.mark.parametrize("fault", ["type null", "no name", "no arguments"])
+def test_watch_judges_tool_calls_too(fault: str) -> None:
+    with stub_server(respond=FAULTS[fault][0]) as url:
+        report = watch(url, polls=1, interval=0)
+    assert "empty_tool_calls" in report.findings
+
+
+def test_watch_finds_broken_characters_and_answers_of_others() -> None:
+    questions = list(CANARIES)
+
+    def next_question(body: Message) -> Message:
+        question = body["messages"][-1]["content"]
+        if question not in questions:
+            return healthy(body)
+        other = questions[(questions.index(question) + 1) % len(questions)]
+        return healthy(body | {"messages": [{"role": "user", "content": other}]})
+
+    def broken(body: Message) -> Message:
+        message = healthy(body)
+        return message | {"content": message["content"] + "\ufffd."}
+
+    for respond in (next_question, broken):
+        with stub_server(respond=respond) as url:
+            assert "wrong_answers" in watch(url, polls=1, interval=0).findings
