@@ -48,6 +48,18 @@ PATCHES = (
         "fce9baf7c1f3",
     ),
     Patch(
+        "parser/engine/streaming_parser_engine.py:StreamingParserEngine.finish", "tools.Glm5ToolParser",
+        "closes the arguments of a streamed call that max_tokens cut: `{}`", "as below", "as below",
+        "5852aa6fa69b",
+    ),
+    Patch(
+        "entrypoints/openai/chat_completion/serving.py:OpenAIServingChat.chat_completion_full_generator",
+        "tools.with_cut_calls", "calls an answer that max_tokens cut inside of a tool call complete: finish_reason "
+        "tool_calls, arguments {}", "no client runs a call that the model did not finish",
+        "vllm #58228 is closed: a cut call has finish_reason length",
+        "328a8fa5707d",
+    ),
+    Patch(
         "platforms/cpu.py:CpuPlatform.get_attn_backend_cls", "platform.Glm5CpuPlatform",
         "refuses sparse attention before it looks at registered backends", "GLM-5 is served at all",
         "a registered backend is asked",
