@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glm5_ascend.checkpoint.chats import SHAPES, chat, plain_text, tools
 from glm5_ascend.checkpoint.records import opened, read_records
@@ -18,13 +18,23 @@ _BEHIND_LINE = re.compile(r"(?<=\n)(?=\S)")
 _BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
 
 
-def encoded_records(path: Path, tokenizer: SourceTokenizer) -> Iterator[list[int]]:
-    """Yield the token ids of `encoded_tasks`."""
-    return (ids for _, ids in encoded_tasks(path, tokenizer))
+class Piece(NamedTuple):
+    """Token ids of a record, or of a part of a long one.
+
+    Attributes:
+        task: that the record names; "" for none.
+        begins: it is the record's first.
+        may_begin: a sequence may begin anywhere in it: a text, not a chat.
+    """
+
+    task: str
+    ids: list[int]
+    begins: bool = True
+    may_begin: bool = True
 
 
-def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Task and token ids of the records of `path`, in order; read and tokenized lazily, piece by piece.
+def encoded_pieces(path: Path, tokenizer: SourceTokenizer) -> Iterator[Piece]:
+    """The records of `path`, in order; read and tokenized lazily, piece by piece.
 
     A record of up to `PIECE` characters is one item; a longer one is one item for each of its `pieces`, so that memory
     does not depend on its length.
@@ -37,15 +47,44 @@ def encoded_tasks(path: Path, tokenizer: SourceTokenizer) -> Iterator[tuple[str,
     """
     with opened(path) as (ending, file):
         if ending == ".txt":
-            for piece in pieces(iter(lambda: file.read(PIECE), "")):
-                yield "", tokenizer.encode(piece)
+            for index, piece in enumerate(pieces(iter(lambda: file.read(PIECE), ""))):
+                yield Piece("", tokenizer.encode(piece), begins=index == 0)
             return
     for line, record in read_records(path):
         task = record.get("task", "") if isinstance(record, dict) else ""
         if not isinstance(task, str):
             raise TextError(f'{path}:{line}: "task" is not a string', "name the family of tasks, or leave it out")
-        for piece in pieces(iter([_text(tokenizer, record, path, line)])):
-            yield task, tokenizer.encode(piece)
+        is_text, text = plain_text(record) is not None, _text(tokenizer, record, path, line)
+        for index, piece in enumerate(pieces(iter([text]))):
+            yield Piece(task, tokenizer.encode(piece), begins=index == 0, may_begin=is_text)
+
+
+class Packer:
+    """Packs records one behind the other into sequences of equal length; none begins inside a chat.
+
+    Args:
+        opening: of every text, and of every sequence that begins inside one, unless it has it itself. Chats have it by
+            their template.
+
+    Attributes:
+        rest: the sequence that is not full yet.
+    """
+
+    def __init__(self, length: int, opening: list[int]) -> None:
+        self.length, self.opening = length, opening
+        self.rest: list[int] = []
+
+    def add(self, piece: Piece) -> Iterator[list[int]]:
+        """Add a piece, and yield the sequences that it fills."""
+        ids, begins = piece.ids, piece.begins
+        while ids and (self.rest or begins or piece.may_begin):
+            if piece.may_begin and (begins or not self.rest) and ids[: len(self.opening)] != self.opening:
+                ids = [*self.opening, *ids]
+            room, begins = self.length - len(self.rest), False
+            self.rest, ids = self.rest + ids[:room], ids[room:]
+            if len(self.rest) == self.length:
+                yield self.rest
+                self.rest = []
 
 
 def pieces(parts: Iterator[str]) -> Iterator[str]:

@@ -75,6 +75,7 @@ def inputs(
             "sha256": sha256(calibration.path),
             "sequences": len(calibration.sequences),
             "tokens": calibration.tokens,
+            "opening": calibration.opening,
             "forward": "float",
         },
     }

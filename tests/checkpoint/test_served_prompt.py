@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.checkpoint.texts import encoded_records
+from glm5_ascend.checkpoint.texts import encoded_pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
@@ -88,7 +88,7 @@ def test_a_tool_call_of_a_data_set_is_calibration_text(source: Path, tmp_path: P
     texts = []
     for arguments in ('{"city": "Oslo"}', {"city": "Oslo"}):
         path.write_text(json.dumps({"messages": [USER, call(arguments)]}))
-        texts.append(next(encoded_records(path, SourceTokenizer(source))))
+        texts.append(next(encoded_pieces(path, SourceTokenizer(source))).ids)
     assert texts[0] == texts[1] and len(texts[0]) > 16
 
 

@@ -14,7 +14,7 @@ import pytest
 from glm5_ascend.checkpoint import records as record_files
 from glm5_ascend.checkpoint import texts
 from glm5_ascend.checkpoint.records import read_records
-from glm5_ascend.checkpoint.texts import encoded_records, pieces
+from glm5_ascend.checkpoint.texts import encoded_pieces, pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
@@ -45,7 +45,7 @@ def test_a_long_text_gives_the_same_tokens(tmp_path: Path) -> None:
     assert len(text) > 2 * texts.PIECE
     for path, content in ((tmp_path / "a.txt", text), (tmp_path / "a.jsonl", json.dumps(text))):
         path.write_text(content)
-        records = list(encoded_records(path, tokenizer))
+        records = [piece.ids for piece in encoded_pieces(path, tokenizer)]
         assert len(records) > 2 and list(chain(*records)) == tokenizer.encode(text)
 
 

@@ -107,7 +107,7 @@ def _problem(text: object) -> str | None:
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         return f"larger than {MAX_BYTES // 1024} KiB"
     try:
-        _parser()(text)
+        template_parser()(text)
     except RecursionError:
         return "not valid jinja: nested too deeply"
     except Exception as error:  # TemplateSyntaxError, and what its lexer lets through
@@ -116,7 +116,7 @@ def _problem(text: object) -> str | None:
     return None
 
 
-def _parser() -> Callable[[str], object]:
+def template_parser() -> Callable[[str], nodes.Template]:
     """A parser of the jinja that transformers renders: loop controls, and its `generation` blocks."""
     from jinja2 import nodes
     from jinja2.ext import Extension

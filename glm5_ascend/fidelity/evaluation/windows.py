@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_tasks
+from glm5_ascend.checkpoint.opening import opening
+from glm5_ascend.checkpoint.texts import Packer, Piece, check_vocabulary, encoded_pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.python_docs import documents
@@ -40,7 +42,7 @@ def read_tasks(path: Path | None, source: Path, length: int, limit: int) -> Text
 
     Args:
         path: .txt, .json or .jsonl; None: the held-out part of Python's documentation.
-        source: checkpoint with the tokenizer; no special tokens are added.
+        source: checkpoint with the tokenizer; texts, and windows that begin inside one, begin as its template does.
     Raises:
         TextError: unreadable, empty or too short. CheckpointError: no tokenizer, or one of another model.
     """
@@ -50,32 +52,34 @@ def read_tasks(path: Path | None, source: Path, length: int, limit: int) -> Text
             f"--window {length}: the model has {config.max_position_embeddings} positions", "give a smaller --window"
         )
     tokenizer = SourceTokenizer(source)
-    records: Iterable[tuple[str, list[int]]] = (
-        [("", tokenizer.encode("\n\n".join(documents(held_out=True))))]
+    records: Iterable[Piece] = (
+        [Piece("", tokenizer.encode("\n\n".join(documents(held_out=True))))]
         if path is None
-        else encoded_tasks(path, tokenizer)
+        else encoded_pieces(path, tokenizer)
     )
-    ids_by_task = _ids_by_task(records, limit * length)
+    by_task = _by_task(records, length, limit, opening(tokenizer)[1])
     windows, tasks = [], []
-    for task, ids in ids_by_task.items():
-        if len(ids) < length:
+    for task, (packer, all_windows) in by_task.items():
+        if not all_windows:
             text = f"{name}: task {task!r}" if task else name
             raise TextError(
-                f"{text}: {len(ids)} tokens, a window has {length}", "give more text, or a smaller --window"
+                f"{text}: {len(packer.rest)} tokens, a window has {length}", "give more text, or a smaller --window"
             )
-        count = min(max(1, limit // len(ids_by_task)), len(ids) // length)
-        windows += torch.tensor(ids[: count * length]).split(length)
-        tasks += [task] * count
-    check_vocabulary(source, max(max(ids) for ids in ids_by_task.values()), config.vocab_size)
+        chosen = all_windows[: max(1, limit // len(by_task))]
+        windows += map(torch.tensor, chosen)
+        tasks += [task] * len(chosen)
+    check_vocabulary(source, max(int(window.max()) for window in windows), config.vocab_size)
     return TextWindows(windows, tasks)
 
 
-def _ids_by_task(records: Iterable[tuple[str, list[int]]], limit: int) -> dict[str, list[int]]:
-    ids: dict[str, list[int]] = {}
-    for task, record in records:
-        task_ids = ids.setdefault(task, [])
-        if len(task_ids) < limit:
-            task_ids += record
-        if set(ids) == {""} and len(task_ids) >= limit:  # a text without tasks is read no further
+def _by_task(
+    records: Iterable[Piece], length: int, limit: int, first: list[int]
+) -> dict[str, tuple[Packer, list[list[int]]]]:
+    """Up to `limit` windows of each task, and what packs them."""
+    by_task: dict[str, tuple[Packer, list[list[int]]]] = {}
+    for piece in records:
+        packer, windows = by_task.setdefault(piece.task, (Packer(length, first), []))
+        windows += islice(packer.add(piece), limit - len(windows))
+        if set(by_task) == {""} and len(windows) == limit:  # a text without tasks is read no further
             break
-    return ids or {"": []}
+    return by_task or {"": (Packer(length, first), [])}

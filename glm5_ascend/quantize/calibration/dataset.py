@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.texts import check_vocabulary, encoded_records
+from glm5_ascend.checkpoint.opening import opening
+from glm5_ascend.checkpoint.texts import Packer, check_vocabulary, encoded_pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import RecipeError, TextError
 from glm5_ascend.files.resources import data_dir
@@ -21,10 +23,11 @@ _SHORTEST = 16
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """int64 sequences [<= seq_len] and where they came from."""
+    """int64 sequences [<= seq_len], where they came from, and the markers that texts begin with."""
 
     path: Path
     sequences: tuple[torch.Tensor, ...]
+    opening: str = ""
 
     @property
     def tokens(self) -> int:
@@ -75,6 +78,8 @@ def _msmodelslim_file(name: str) -> Path | None:
 def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, seq_len: int) -> CalibrationSet:
     """Encode the records of `path` and pack them, in order, into at most `samples` sequences of `seq_len` tokens.
 
+    Texts, and sequences that begin inside one, begin as the chat template does; no sequence begins inside a chat.
+
     Args:
         path: .jsonl, .json, .csv, .tsv, .parquet (texts, chats, or questions and answers: `checkpoint/chats.py`) or
             .txt; text also with .gz.
@@ -82,18 +87,14 @@ def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, se
     Raises:
         TextError: unreadable file or record, by line. CheckpointError: no usable tokenizer in `source`.
     """
-    sequences: list[torch.Tensor] = []
-    pending: list[int] = []
-    for ids in encoded_records(path, SourceTokenizer(source)):
-        pending += ids
-        while len(pending) >= seq_len and len(sequences) < samples:
-            sequences.append(torch.tensor(pending[:seq_len]))
-            pending = pending[seq_len:]
-        if len(sequences) == samples:
-            break
-    if len(sequences) < samples and len(pending) >= min(_SHORTEST, seq_len):
-        sequences.append(torch.tensor(pending[:seq_len]))
+    tokenizer = SourceTokenizer(source)
+    text, ids = opening(tokenizer)
+    packer = Packer(seq_len, ids)
+    full = chain.from_iterable(map(packer.add, encoded_pieces(path, tokenizer)))
+    sequences = list(map(torch.tensor, islice(full, samples)))
+    if len(sequences) < samples and len(packer.rest) >= min(_SHORTEST, seq_len):
+        sequences.append(torch.tensor(packer.rest))
     if not sequences:
         raise TextError(f"{path}: fewer than {_SHORTEST} tokens of calibration text", "give more text with --calib")
     check_vocabulary(source, max(int(sequence.max()) for sequence in sequences), vocab_size)
-    return CalibrationSet(path, tuple(sequences))
+    return CalibrationSet(path, tuple(sequences), text)
