@@ -22,9 +22,9 @@ def main() -> NoReturn:
     """Run the command line from the first import to the last line of output."""
     _fill_closed_streams()
     signals = StopSignals().install()
-    from glm5_ascend.cli import run_process
+    from glm5_ascend.cli import end
 
-    sys.exit(run_process(sys.argv[1:], signals))
+    end(signals)
 
 
 if __name__ == "__main__":

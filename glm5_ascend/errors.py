@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import reprlib
+import shlex
 
 EXIT_OK, EXIT_CHECK_FAILED, EXIT_BAD_INPUT, EXIT_ENVIRONMENT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -15,6 +17,14 @@ def json_frame(command: str, code: int = EXIT_OK) -> dict[str, object]:
 def printable(text: str) -> str:
     """One line for a terminal: names and answers of strangers may hold line ends, escape codes, half characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shell_word(text: str) -> str:
+    """Any text as one printable word of bash, which means the text itself."""
+    if text.isprintable():
+        return shlex.quote(text)
+    written = (chr(b) if 32 <= b < 127 and b not in b"\\'" else f"\\x{b:02x}" for b in os.fsencode(text))
+    return f"$'{''.join(written)}'"
 
 
 def shortened(text: str, limit: int = 80) -> str:

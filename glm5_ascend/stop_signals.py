@@ -2,7 +2,8 @@
 
 While a command runs the handler raises KeyboardInterrupt, so that files are cleaned up. Two places would swallow it: an
 import (libraries catch everything there, and extensions turn it into an ImportError) is finished first; one raised in a
-destructor or a callback from C, which Python drops, is raised again. Before and after a command the process just ends.
+destructor or a callback from C, which Python drops, is raised again. Before a command the process just ends; after one
+its output and code are settled, and signals are ignored.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class StopSignals:
         signal.signal(_RETRY, self._handle)
         sys.unraisablehook = _retry_dropped
         return self
+
+    def ignore(self) -> None:
+        """Ignore them from now on: the interpreter takes our handler away while it ends, and would be killed."""
+        for stop in (*_STOP, _RETRY):
+            signal.signal(stop, signal.SIG_IGN)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self.received:

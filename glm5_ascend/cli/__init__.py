@@ -41,7 +41,14 @@ def _root(
 
 def main() -> NoReturn:
     """Entry point: run a command, turn every expected failure into one line and an exit code."""
-    sys.exit(run_process(sys.argv[1:], StopSignals().install()))
+    end(StopSignals().install())
+
+
+def end(signals: StopSignals) -> NoReturn:
+    """Run this process's command line, and exit with its code, whatever signals arrive meanwhile."""
+    code = run_process(sys.argv[1:], signals)
+    signals.ignore()
+    sys.exit(code)
 
 
 def run_process(arguments: list[str], signals: StopSignals) -> int:

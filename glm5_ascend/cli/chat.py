@@ -71,7 +71,10 @@ def _served(target: str, console: Console) -> Iterator[str]:
     from rich.text import Text
 
     from glm5_ascend.serve.local_server import server
+    from glm5_ascend.serve.servable import check_directory, check_name
 
+    check_directory(Path(target))
+    check_name(Path(target))
     with tempfile.TemporaryDirectory(prefix="glm5-chat-") as folder, contextlib.ExitStack() as stack:
         with console.status(Text(f"starting a server for {printable(target)} ...")):
             port = stack.enter_context(server(Path(target), Path(folder) / "serve.log"))

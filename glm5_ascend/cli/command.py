@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from glm5_ascend.errors import ConfigError
 from glm5_ascend.options import Argument, ExtraArguments, Option, OptionField, option_fields
 
 #: Names of a value in the help, by type; the metavar of an option goes first.
@@ -62,7 +63,15 @@ class Command(TyperCommand):
                 param.metavar = METAVARS.get(kind)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leave what follows `--` to the engine, also where an optional argument is not given."""
+        """Leave what follows `--` to the engine, also where an optional argument is not given; refuse empty words.
+
+        A variable of a script that is not set gives one: no option of ours means something by it.
+        """
+        own = args[: args.index("--")] if "--" in args else args
+        for before, word in zip(["", *own], own, strict=False):
+            if not word or (word.startswith("--") and word.endswith("=")):
+                name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
+                raise ConfigError(f"{name}: an empty value", "give a value, or leave it out")
         if not (ctx.allow_extra_args and "--" in args):
             return super().parse_args(ctx, args)
         position = args.index("--")

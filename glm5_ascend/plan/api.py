@@ -45,7 +45,9 @@ def plan(options: PlanOptions) -> Plan:
     workload = parse_workload(options.workload)
     slo = read_option("--slo", Slo, pairs(options.slo)) if options.slo else Slo()
     context, positions = workload.prompt + workload.output, model.config.max_position_embeddings
-    if context > positions:
+    if context > positions and options.workload == PlanOptions.workload:  # none is given: one that this model can serve
+        workload = replace(workload, prompt=positions * 7 // 10, output=positions - positions * 7 // 10)
+    elif context > positions:
         raise PlanError(f"--workload: {context} tokens, {model.name} has {positions} positions", "shorten in= or out=")
     if options.acceptance is not None and not 1 <= options.acceptance <= 4:
         raise PlanError(f"--acceptance {options.acceptance:g}: must be 1 to 4", "the mean length in vLLM's log")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from glm5_ascend.errors import PlanError
+from glm5_ascend.errors import PlanError, shown
 from glm5_ascend.files.resources import data_dir
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,9 +42,12 @@ def data_file(name: str) -> Path:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """The keys and values of `key=value,...`."""
-    items = (item.partition("=") for item in text.split(","))
-    return {key.strip(): value.strip() for key, _, value in items}
+    """The keys and values of `key=value,...`; raises PlanError for a key that is given twice."""
+    items = [(key.strip(), value.strip()) for key, _, value in (item.partition("=") for item in text.split(","))]
+    for index, (key, _) in enumerate(items):
+        if key in dict(items[:index]):
+            raise PlanError(f"{shown(text)}: {shown(key)} is given twice", "give it once")
+    return dict(items)
 
 
 def read_option(option: str, to: type[T], values: Mapping[str, Any], tip: str = "") -> T:

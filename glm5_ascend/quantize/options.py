@@ -63,4 +63,4 @@ class QuantizeOptions:
     @property
     def compute_device(self) -> str:
         """Device of our own quantizer."""
-        return self.device or "cpu" if self.engine == Quantizer.builtin else "cpu"
+        return ("cpu" if self.device is None else self.device) if self.engine == Quantizer.builtin else "cpu"

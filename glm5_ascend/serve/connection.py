@@ -67,8 +67,11 @@ def exchange(method: str, url: str, body: dict[str, Any] | None, key: str, limit
     Args:
         key: API key, empty for none.
     Raises:
-        CheckFailedError: an HTTP error, a redirection, or too long. MissingEnvironmentError: no whole answer in time.
+        ConfigError: a key that cannot be sent. CheckFailedError: an HTTP error, a redirection, or too long.
+        MissingEnvironmentError: no whole answer in time.
     """
+    if not (key.isascii() and key.isprintable()):  # a header holds nothing else
+        raise ConfigError("the API key has characters that no HTTP header may hold", "correct OPENAI_API_KEY")
     # No compression: a few kB can expand to GB.
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     deadline = time.monotonic() + limits.seconds

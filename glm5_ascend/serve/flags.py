@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.errors import ConfigError, json_frame, shown
+from glm5_ascend.errors import ConfigError, json_frame, shell_word, shown
 from glm5_ascend.serve.flag_table import FlagTable, flag_groups, guessed, number
 
 #: Environment variable of vLLM's API key.
 KEY_VARIABLE = "VLLM_API_KEY"
+#: What is shown in the place of a key.
+MASK = "***"
 #: SGLang has the flag only.
 KEY_FLAGS = ("--api-key", "--api_key")
 #: Flags of vLLM that set a key of --speculative-config.
@@ -64,15 +65,16 @@ class ServerCommand:
     def masked(self) -> ServerCommand:
         """Replace the API key by stars."""
         argv = [
-            "***" if before in KEY_FLAGS else re.sub(r"(?s)^(--api[-_]key=).*", r"\1***", arg)
+            MASK if before in KEY_FLAGS else re.sub(r"(?s)^(--api[-_]key=).*", rf"\1{MASK}", arg)
             for before, arg in zip(["", *self.argv], self.argv, strict=False)
         ]
-        return ServerCommand({name: "***" if name == KEY_VARIABLE else v for name, v in self.env.items()}, argv)
+        return ServerCommand({name: MASK if name == KEY_VARIABLE else v for name, v in self.env.items()}, argv)
 
     @property
     def line(self) -> str:
         """The command as one line for a shell."""
-        return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in self.env.items()), shlex.join(self.argv)])
+        words = [*(f"{name}={shell_word(value)}" for name, value in self.env.items()), *map(shell_word, self.argv)]
+        return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of `serve --dry-run --json`."""

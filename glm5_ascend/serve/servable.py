@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.errors import CheckpointError, ConfigError
+from glm5_ascend.errors import CheckpointError, ConfigError, shell_word, shown
 from glm5_ascend.model.config_file import load_config, read_config
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.plugin.description import load_description
+
+
+def check_name(directory: Path) -> None:
+    """Raise `ConfigError` for a directory that vLLM cannot name: it reads [], * and ? as patterns, and UTF-8 only."""
+    text = str(directory)
+    if re.search(r"[][*?]", text) or not text.isprintable():
+        raise ConfigError(
+            f"{shown(text, 200)}: vLLM finds no weights below such a name",
+            f"serve a link to it: ln -s {shell_word(os.path.abspath(text))} NAME",
+        )
 
 
 def check_directory(directory: Path) -> CheckpointSummary:

@@ -17,6 +17,7 @@ from glm5_ascend.deploy.profiles.load import Role, load
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import PlannedModel
+from glm5_ascend.serve.flags import KEY_VARIABLE
 
 #: Profiles with the flags that all engines of an architecture share, and the flags that depend on the layout.
 _TEMPLATES = {"glm_moe_dsa": "a3-single-w4a8", "glm5_next": "a3-single-flash"}
@@ -154,11 +155,15 @@ def argv(role: Role) -> list[str]:
     return [arg.replace("{port}", port) for arg in open_command(role, "DIR", []).argv]
 
 
+#: These servers listen on every address: the shell stops where no key is set.
+_KEY = f'{KEY_VARIABLE}="${{{KEY_VARIABLE}:?set it, or anyone may use the server}}"'
+
+
 def lines(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> Iterator[tuple[str, str]]:
     """Yield each role with its variables and command as one line for a shell."""
     for name, role in roles(model, layout, hardware, context).items():
         env = " ".join(f"{key}={_quoted(value)}" for key, value in role.env.items())
-        yield name, f"{env} {' '.join(map(_quoted, argv(role)))}"
+        yield name, f"{_KEY} {env} {' '.join(map(_quoted, argv(role)))}"
 
 
 def _quoted(word: str) -> str:

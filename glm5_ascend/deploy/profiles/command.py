@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import shlex
@@ -14,18 +15,21 @@ from packaging.version import Version
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.engine_lines import SGLANG, VLLM, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
-from glm5_ascend.errors import ConfigError
+from glm5_ascend.errors import ConfigError, shell_word, shown
 from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flag_table import flag_table, installed_table
-from glm5_ascend.serve.flags import SPECULATIVE, ServerCommand, given_flags, normal_form, without
+from glm5_ascend.serve.flags import KEY_VARIABLE, MASK, SPECULATIVE, ServerCommand, given_flags, normal_form, without
 
 #: Words in braces that a profile may use -> option of `serve` that gives the value.
 WORDS = {
     "head": "--head", "ip": "--ip", "nic": "--nic", "node": "--node", "start_rank": "--node",
     "rank": "--node and --rank", "devices": "--rank", "port": "--rank", "store": "--head",
 }  # fmt: skip
+#: The API key in a line for a shell, which ends if there is none.
+_KEY = f'"${{{KEY_VARIABLE}:?set it, or anyone may use the server}}"'
 #: Words before the model; after it come only flags.
 _HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
+_HOST = re.compile(r"[A-Za-z0-9._:@-]{0,253}")
 _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
 
 
@@ -158,7 +162,15 @@ MEANING = {
 
 
 def check_place(profile: Profile, role: Role, server: ServerPlace) -> None:
-    """Raises `ConfigError` if the role has no such node or rank."""
+    """Raises `ConfigError` if the role has no such node or rank, or for an address or interface that is none."""
+    for option, value in (("--head", server.head), ("--host", server.host or ""), ("--nic", server.nic)):
+        if not _HOST.fullmatch(value):
+            raise ConfigError(f"{option} {shown(value)}: not a name or address", "letters, digits and . : _ - @ only")
+    if server.ip:
+        try:
+            ipaddress.ip_address(server.ip)
+        except ValueError:
+            raise ConfigError(f"--ip {shown(server.ip)}: not an IP address", "such as 10.0.0.2") from None
     if server.node >= role.nodes:
         raise ConfigError(
             f"--node {server.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
@@ -197,6 +209,18 @@ def call(argv: list[str], quote: Callable[[str], str] = shlex.quote, end: str = 
     return [("  " if i else "") + line + (" \\" if i < len(lines) - 1 else "") for i, line in enumerate(lines)]
 
 
-def script(profile: Profile, command: ServerCommand) -> str:
-    exports = (f"export {name}={shlex.quote(value)}" for name, value in command.env.items())
-    return "\n".join([*heading(profile), *exports, *call(command.argv)])
+def script(profile: Profile, command: ServerCommand, needs_key: bool = False) -> str:
+    """A script that runs a command as it is shown: without the API key, which it takes from VLLM_API_KEY.
+
+    Args:
+        needs_key: without a key the server would answer anyone.
+    """
+    env = {name: shell_word(value) for name, value in command.env.items()}
+    argv = [_KEY if word == MASK else shell_word(word) for word in command.argv]
+    if needs_key or KEY_VARIABLE in env:
+        env[KEY_VARIABLE] = _KEY
+        if profile.engine == SGLANG and _KEY not in argv:
+            model = len(_HEADS[SGLANG])
+            argv[model + 1 : model + 1] = ["--api-key", _KEY]
+    exports = (f"export {name}={value}" for name, value in env.items())
+    return "\n".join([*heading(profile), *exports, *call(argv, quote=str)])
