@@ -76,14 +76,15 @@ class Packer:
 
     def add(self, piece: Piece) -> Iterator[list[int]]:
         """Add a piece, and yield the sequences that it fills."""
-        ids, begins = piece.ids, piece.begins
-        while ids and (self.rest or begins or piece.may_begin):
-            if piece.may_begin and (begins or not self.rest) and ids[: len(self.opening)] != self.opening:
-                ids = [*self.opening, *ids]
-            room, begins = self.length - len(self.rest), False
-            self.rest, ids = self.rest + ids[:room], ids[room:]
-            if len(self.rest) == self.length:
-                yield self.rest
+        ids, at, begins = piece.ids, 0, piece.begins
+        while at < len(ids) and (self.rest or begins or piece.may_begin):
+            if piece.may_begin and (begins or not self.rest) and ids[at : at + len(self.opening)] != self.opening:
+                self.rest += self.opening
+            stop, begins = at + max(self.length - len(self.rest), 0), False
+            self.rest += ids[at:stop]
+            at = stop
+            if len(self.rest) >= self.length:
+                yield self.rest[: self.length]
                 self.rest = []
 
 
