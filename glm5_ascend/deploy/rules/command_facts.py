@@ -11,6 +11,8 @@ from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import SPECULATIVE, parsed_flags
 
+#: Beginnings of variables that go with runner V1 and the environment switches (roadmap of vllm-ascend, #15067).
+OLD_SWITCHES = ("VLLM_ASCEND_", "VLLM_USE_V2_MODEL_RUNNER")
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
 _NUMBERS = {
     "tp": ("tensor-parallel-size", 1), "dp": ("data-parallel-size", 1), "pp": ("pipeline-parallel-size", 1),
@@ -76,6 +78,7 @@ def of_environment(environ: Mapping[str, str], line: EngineLine) -> dict[str, An
     return {
         "launch_blocking": environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1",
         "unknown_variables": ", ".join(unknown_variables(environ)),
+        "old_switches": ", ".join(sorted(n for n in environ if n.startswith(OLD_SWITCHES))),
         "bad_variables": "; ".join(bad_variables(environ, line)),
     }
 

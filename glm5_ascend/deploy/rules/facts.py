@@ -105,6 +105,7 @@ FACTS = {
     "embedding_tp": "embedding_tensor_parallel_size of finegrained_tp_config",
     "unknown_keys": "keys of --additional-config that this engine line does not have",
     "unknown_variables": "environment variables VLLM_ASCEND_* and HCCL_* that no document names",
+    "old_switches": "environment switches that vllm-ascend removes after 0.30",
     "bad_variables": "environment variables whose values the engine cannot read",
     "old_c8_keys": "int8 caches are set by keys of --additional-config",
     "new_c8_flags": "int8 caches are set by --kv-cache-dtype or --attention_config",
