@@ -125,7 +125,7 @@ def _add(delta: Message, message: dict[str, Any], calls: dict[int, dict[str, Any
         yield Piece(ANSWER, delta.content)
     for piece in delta.tool_calls or ():
         call = calls.setdefault(
-            piece.index, {"id": piece.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
+            piece.index or 0, {"id": piece.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
         call["function"]["name"] += piece.function.name or ""
         call["function"]["arguments"] += piece.function.arguments or ""
