@@ -19,10 +19,11 @@ from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.ssz import SSZ
 from glm5_kernels import ops
 
-#: Inputs kept of a linear wider than this; a narrower one keeps all, because K combined rows say the same.
-MAX_ROWS = 512
-#: Rank of X for a wider linear; the energy of the rest is added to the damping. The time grows with the rank.
-RANK = 64
+#: A linear with at most so many columns keeps all inputs: K combined rows say the same.
+FULL_COLUMNS = 1024
+#: Inputs kept of a wider one, and the rank of X then; the energy of the rest is added to the damping. The time grows
+#: with the rank.
+MAX_ROWS, RANK = 512, 64
 #: Tokens of a text are not independent, and texts to come differ from it: shrink more than the formula says.
 #: On the demo model 2 to 5 give the same output error on other texts and 1 is worse, for 32 tokens as for 2000.
 _CAUTION = 3.0
@@ -56,8 +57,9 @@ class GPTQState:
         columns = rows.shape[1]
         gram = _gram(rows)
         damping = shrinkage(rows, gram) * float(rows.square().sum()) / columns
-        if len(rows) > columns:
-            rows = torch.linalg.qr(rows.double(), mode="r").R.float()  # the same second moments in K rows
+        if len(rows) > columns:  # K rows with the same H; half of the damping keeps the factor from failing
+            damping /= 2
+            rows = torch.linalg.cholesky(gram.double() + damping * torch.eye(columns)).T.float()
         elif rank(columns) < len(rows) < columns:
             rows, residual = truncated_svd(rows, gram, rank(columns))
             damping += residual / columns
@@ -109,7 +111,7 @@ def truncated_svd(rows: torch.Tensor, gram: torch.Tensor, count: int) -> tuple[t
 
 def rank(columns: int) -> int:
     """Rank of X at most, for a linear with so many columns."""
-    return columns if columns <= MAX_ROWS else RANK
+    return columns if columns <= FULL_COLUMNS else RANK
 
 
 class Gptq(Method):
@@ -124,7 +126,7 @@ class Gptq(Method):
         return GPTQState.from_inputs(inputs, steps)
 
     def input_rows(self, tokens: int, columns: int) -> int:
-        return tokens if columns <= MAX_ROWS else min(tokens, MAX_ROWS)
+        return tokens if columns <= FULL_COLUMNS else min(tokens, MAX_ROWS)
 
     def state_bytes(self, columns: int) -> int:
         return 2 * _FP32 * rank(columns) * columns

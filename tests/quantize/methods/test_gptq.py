@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.quantize.methods.gptq import GPTQ, MAX_ROWS, RANK, GPTQState, rank, shrinkage, truncated_svd
+from glm5_ascend.quantize.methods.gptq import FULL_COLUMNS, GPTQ, RANK, GPTQState, rank, shrinkage, truncated_svd
 from glm5_ascend.quantize.methods.registry import METHODS
 from glm5_ascend.quantize.methods.rounding import quantize_linear
 from glm5_ascend.quantize.methods.ssz import SSZ
@@ -32,7 +32,7 @@ def output_error(weight: torch.Tensor, scheme: str, state: GPTQState | None, inp
 @pytest.mark.parametrize("scheme", [W4, W8])
 @pytest.mark.parametrize(
     ("tokens", "columns", "at_most"),
-    [(8, 128, 1.02), (64, 128, 0.9), (600, 128, 0.65), (MAX_ROWS, MAX_ROWS + 128, 0.8)],
+    [(8, 128, 1.02), (64, 128, 0.9), (600, 128, 0.65), (512, FULL_COLUMNS + 128, 0.8)],
 )
 def test_error_on_other_texts_falls_with_the_tokens(scheme: str, tokens: int, columns: int, at_most: float) -> None:
     weight, unseen = torch.randn(64, columns), draw(2000, columns, seed=99)
@@ -46,12 +46,23 @@ def test_shrinkage_falls_with_the_tokens() -> None:
     assert shrinkage(torch.randn(64, 512)) > 1  # no structure
 
 
+def test_many_tokens_are_kept_as_so_many_rows_as_columns() -> None:
+    """The Hessian is that of all tokens."""
+    seen = draw(600)
+    state = GPTQState.from_inputs(seen)
+    assert state is not None and state.inputs.shape == (128, 128)
+    damping = shrinkage(seen) * float(seen.square().sum()) / 128
+    expected = seen.double().T @ seen.double() + damping * torch.eye(128)
+    hessian = state.inputs.double() @ state.inputs.double().T + state.damping * torch.eye(128)
+    assert torch.allclose(hessian, expected[state.perm][:, state.perm], rtol=1e-4, atol=1e-4 * damping)
+
+
 def test_a_wide_linear_keeps_its_strongest_directions() -> None:
     """Their second moments stay, and the energy of the others is counted."""
-    seen = draw(400, MAX_ROWS + 128, rank=200)
+    seen = draw(400, FULL_COLUMNS + 128, rank=200)
     state = GPTQState.from_inputs(seen)
     assert state is not None and state.inputs.shape == (seen.shape[1], rank(seen.shape[1]))
-    assert rank(MAX_ROWS) == MAX_ROWS and rank(MAX_ROWS + 1) == RANK
+    assert rank(FULL_COLUMNS) == FULL_COLUMNS and rank(FULL_COLUMNS + 1) == RANK
     rows, residual = truncated_svd(seen, seen @ seen.T, RANK)
     _, strengths, axes = torch.linalg.svd(seen.double(), full_matrices=False)
     expected = axes[:RANK].T * strengths[:RANK].square() @ axes[:RANK]

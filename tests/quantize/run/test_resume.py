@@ -76,6 +76,7 @@ def test_wide_linears_resumed_with_other_threads(
     tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More columns than GPTQ keeps inputs, so that it works in their strongest directions."""
+    monkeypatch.setattr(gptq, "FULL_COLUMNS", 24)
     monkeypatch.setattr(gptq, "MAX_ROWS", 24)
     monkeypatch.setattr(gptq, "RANK", 8)
     calib = write_calibration(tmp_path / "calib.jsonl")
