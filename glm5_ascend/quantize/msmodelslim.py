@@ -20,6 +20,7 @@ from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
 from glm5_ascend.quantize.job import PreparedJob
+from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.model_card import CARD, CONFIGURATION
 from glm5_ascend.quantize.pipeline import describe, publish_result
 from glm5_ascend.quantize.provenance import inputs, provenance
@@ -31,7 +32,7 @@ MODEL_TYPE = "GLM-5"
 
 
 def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str, Any]:
-    """A recipe as msModelSlim reads it: defaults written out, numbers instead of symbols, only its keys."""
+    """A recipe as msModelSlim reads it: defaults written out, numbers instead of symbols, only its keys and methods."""
     raw = recipe.model_dump(mode="json", exclude_none=True)
     numbers = symbols(config)
 
@@ -45,6 +46,8 @@ def stock_recipe(recipe: Recipe, config: ModelConfig, dataset: Path) -> dict[str
         if isinstance(value, list):
             return [walk(item) for item in value]
         if isinstance(value, dict):
+            if value.get("method") == GPTQ.name:  # it has none
+                value = value | {"method": "ssz" if value["dtype"] == "int4" else "minmax"}
             return {
                 key: [name for pattern in item for name in expand(pattern)]
                 if key in ("include", "exclude")
