@@ -67,6 +67,17 @@ def unfinished_thought(answer: Answer) -> str:
     return f"still thinking after {answer.completion_tokens} tokens, not judged"
 
 
+def same_prompt(client: Client, messages: list[dict[str, Any]], **options: Any) -> bool:
+    """True if the server's chat template writes the same prompt with `options`: it cannot do what they ask for.
+
+    False, too, for a server that does not return the ids of its prompts.
+    """
+    prompts = [
+        client.chat(messages, max_tokens=1, return_token_ids=True, **asked).prompt_ids for asked in ({}, options)
+    ]
+    return bool(prompts[0]) and prompts[0] == prompts[1]
+
+
 def markup_in(answer: Answer) -> list[str]:
     return [mark for mark in MARKUP if mark in answer.content]
 

@@ -69,6 +69,25 @@ def test_garbage_fails_every_check() -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "skipped"),
+    [
+        ("", {"thinking", "tool call"}),
+        ("tools", {"thinking"}),
+        ("thinking", {"tool call"}),
+        ("thinking and tools", set()),
+    ],
+)
+def test_what_a_template_cannot_do_is_not_checked(template: str, skipped: set[str]) -> None:
+    """The server answers every question in words; what its template can do, it should have done."""
+    with stub_server("The answer: 85, 81, 71", template=template) as url:
+        checks = {line["check"]: line for line in json.loads(in_process("smoke", url, "--json").stdout)["checks"]}
+    asked = {"thinking", "tool call"}
+    assert {name for name in asked if checks[name]["status"] == "skipped"} == skipped
+    assert all(checks[name]["status"] == "failed" for name in asked - skipped)
+    assert all("the chat template has no " in checks[name]["detail"] for name in skipped)
+
+
+@pytest.mark.parametrize(
     ("text", "is_it"),
     [("", True), ("!!!!!!!!!!!!!!!!", True), ("the " * 20, True), ("47 + 38 = 85.", False), ("1, 2, 3, 4, 5", False)],
 )

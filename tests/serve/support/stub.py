@@ -44,13 +44,14 @@ def pieces(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @contextmanager
 def stub_server(
     content: str | None = None, metrics: str = "", thought: int = 0, thinking: str = "Let me add these. ",
-    respond: Callable[[dict[str, Any]], dict[str, Any]] = healthy,
+    template: str = "thinking and tools", respond: Callable[[dict[str, Any]], dict[str, Any]] = healthy,
 ) -> Iterator[str]:  # fmt: skip
     """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do.
 
     Args:
         thought: tokens of a thought before each answer, which an answer of fewer tokens does not end, as GLM-5.3's.
         thinking: text of that thought.
+        template: what its chat template writes into a prompt if it is asked for.
         respond: gives the message of an answer to a request; a `finish_reason` in it is the answer's.
         metrics: answer of GET /metrics; "": counts of drafts, which grow with every answer.
     """
@@ -76,7 +77,9 @@ def stub_server(
             if body.get("max_tokens", 0) < thought:
                 message, finish = {"content": "", "reasoning": thinking}, "length"
             choice = {"message": message, "finish_reason": finish, "token_ids": list(range(8))}
-            prompt = json.dumps([body["messages"], body.get("tools"), body.get("chat_template_kwargs")])
+            options = [("thinking", "chat_template_kwargs"), ("tools", "tools")]
+            written = [body.get(key) for word, key in options if word in template]
+            prompt = json.dumps([body["messages"], written])
             usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": 9}
             if body.get("stream"):
                 choices = [{"delta": delta} for delta in pieces(message)] + [{"delta": {}, "finish_reason": finish}]
@@ -84,7 +87,7 @@ def stub_server(
                 lines = [f"data: {json.dumps(event)}" for event in events] + ["data: [DONE]"]
                 self.answer("".join(f"{line}\n\n" for line in lines).encode())
                 return
-            self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2, 3]})
+            self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": list(prompt.encode())})
 
         def answer(self, value: dict[str, Any] | bytes) -> None:
             self.send_response(200)
