@@ -4,7 +4,8 @@
 
 Models: the demo model; the same with planted activation outliers (same function, harder to quantize); the small trained
 GLM-5.3-Flash; with --second, one trained with another seed on other data
-(`python -m benchmarks.training DIR --seed 7 --text-share 0.6`).
+(`python -m benchmarks.training DIR --seed 7 --text-share 0.6`); and SmolLM2-135M, a real language model, on three
+kinds of text.
 With --peer, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
 W4A8 and W8A8 from the same sources and calibration texts, and KL is also given as a ratio to its KL, window by window.
 
@@ -39,6 +40,7 @@ from tools.fidelity_checkpoints import (
     quantized_by_peer,
 )  # fmt: skip
 from tools.fidelity_parts import ActivationsOnly, WeightsOnly
+from tools.smollm2_table import RealRow, smollm2_checks, smollm2_table
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
@@ -56,7 +58,10 @@ CONTROL = "rtn-w4a8"
 PEER = "w4a8", "w8a8"
 PARTS = "w4a8-best", "w8a8-best"
 #: What --models takes, and its title.
-MODELS = {"demo": "demo model", "outliers": "with outliers", "second": "second model", "flash": "GLM-5.3-Flash"}
+MODELS = {
+    "demo": "demo model", "outliers": "with outliers", "second": "second model", "flash": "GLM-5.3-Flash",
+    "smollm2": "SmolLM2-135M",
+}  # fmt: skip
 #: Recipe of GLM-5.3-Flash -> whether it is calibrated.
 FLASH_RECIPES = {"flash-w4a8": False, "flash-w4a8-best": True, "flash-w8a8": False}
 
@@ -215,7 +220,13 @@ def main() -> int:
         parser.error("--models second needs --second DIR")
     names = [name for name in options.models or MODELS if name != "second" or options.second]
     tables: dict[str, list[Row]] = {}
+    real: list[RealRow] = []
     for name in names:
+        if name == "smollm2":
+            source = make_demo(options.work / name, model=name)
+            program = peer_program(options.peer, options.work) if options.peer else None
+            real = smollm2_table(source, options.work / "of-smollm2", options.windows, program)
+            continue
         if name == "flash":
             source = make_demo(options.work / "flash", model="glm-5.3-flash")
             tables[MODELS[name]] = flash_table(source, options.work / "of-flash", options)
@@ -230,7 +241,7 @@ def main() -> int:
         questions = options.questions if name == "demo" else 0
         tables[MODELS[name]] = table(source, options.work / f"of-{source.name}", options, questions)
         show(MODELS[name], tables[MODELS[name]])
-    results = checks(tables, bool(options.peer))
+    results = checks(tables, bool(options.peer)) | (smollm2_checks(real) if real else {})
     print("\n" + "\n".join(f"{'ok  ' if ok else 'FAIL'} {text}" for text, ok in results.items()))
     return 0 if all(results.values()) else 1
 
