@@ -96,7 +96,7 @@ def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     assert plan.output_bytes - analysis.plan.output_bytes == unit.nbytes[FLOAT] - unit.nbytes[unit.scheme]
 
 
-@pytest.mark.parametrize(("name", "method"), [("w4a8", SSZ), ("w4a8-best", GPTQ)])
+@pytest.mark.parametrize(("name", "method"), [("qat-w4a8", SSZ), ("w4a8-best", GPTQ)])
 def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name: str, method: Method) -> None:
     recipe = find_recipe(name)
     plan = plan_of(tiny_source, recipe)
