@@ -15,9 +15,8 @@ import torch
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import load as load_profile
-from tests.contract.support.loaded import Checkpoint, Load, Loaded
+from tests.contract.support.loaded import Checkpoint, Load, Loaded, check_schemes
 from tests.contract.support.vllm_ascend import VllmAscend
-from tests.contract.test_vllm_ascend_loader import EXPERTS, LINEAR
 from tests.support.tiny_flash import rename_as_msmodelslim, write_tiny_flash
 from tests.verify.support.editor import Checkpoint as Editor
 
@@ -73,15 +72,7 @@ def test_every_parameter_holds_what_the_file_means(case: str, checkpoints: dict[
 
 @pytest.mark.parametrize("case", CASES[:2])
 def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[str, Path], load: Load) -> None:
-    loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
-    seen = set()
-    for model, item in loaded.items():
-        for module, scheme in item.report["schemes"].items():
-            kind, _ = stored.meant(stored.stored_name(module, model), set())
-            expected = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
-            seen.add(kind)
-            assert scheme == expected if expected else "Unquantized" in scheme, (module, scheme)
-    assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
+    check_schemes(load(checkpoints[case]), Checkpoint(checkpoints[case]))
 
 
 def test_damage_that_the_loader_does_not_notice_is_found(

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.packing import unpack_int4
-from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 from tests.contract.support.damage import damage
-from tests.contract.support.loaded import ROT, Checkpoint, Load, Loaded, equal
+from tests.contract.support.loaded import ROT, Checkpoint, Load, Loaded, check_schemes, equal
 from tests.contract.support.tiny_glm5 import SIZES
 from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.mixed_experts import write_mixed_experts
@@ -32,9 +31,6 @@ CASES = (*RECIPES, GLM52, MIXED)
 STATIC_ATTENTION = ("w8a8", "w4a8-mlapo")
 FLOAT_QUERIES = ("w8a8-best",)
 MTP = "model.layers.3"
-#: vllm-ascend's class for a type.
-LINEAR = {W8A8_DYNAMIC: "AscendW8A8DynamicLinearMethod", W8A8: "AscendW8A8LinearMethod"}
-EXPERTS = {W8A8_DYNAMIC: "AscendW8A8DynamicFusedMoEMethod", W4A8_DYNAMIC: "AscendW4A8DynamicFusedMoEMethod"}
 #: Tensors of its MLAPO path: what they are in the file, and of which linears.
 MLAPO = {
     "wd_qkv": ("weight", "q_a_proj", "kv_a_proj_with_mqa"),
@@ -83,16 +79,9 @@ def test_every_parameter_holds_what_the_file_means(case: str, checkpoints: dict[
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[str, Path], load: Load) -> None:
-    loaded, stored = load(checkpoints[case]), Checkpoint(checkpoints[case])
-    seen = set()
-    for model, item in loaded.items():
-        assert item.report["quant_config"] == "AscendModelSlimConfig"
-        for module, scheme in item.report["schemes"].items():
-            kind, _ = stored.meant(stored.stored_name(module, model), set())
-            expected = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
-            seen.add(kind)
-            assert scheme == expected if expected else "Unquantized" in scheme, (module, scheme)
-    assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
+    loaded = load(checkpoints[case])
+    assert {item.report["quant_config"] for item in loaded.values()} == {"AscendModelSlimConfig"}
+    check_schemes(loaded, Checkpoint(checkpoints[case]))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -36,6 +36,9 @@ FLASH = {
 }
 #: The stacks of all experts.
 STACKS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+#: vllm-ascend's class for a type.
+LINEAR = {W8A8_DYNAMIC: "AscendW8A8DynamicLinearMethod", W8A8: "AscendW8A8LinearMethod"}
+EXPERTS = {W8A8_DYNAMIC: "AscendW8A8DynamicFusedMoEMethod", W4A8_DYNAMIC: "AscendW4A8DynamicFusedMoEMethod"}
 #: The rotation's module in a checkpoint, and in 0.30's draft.
 ROT = "rot"
 INNER_EXPERTS = ".experts.routed_experts"
@@ -230,3 +233,15 @@ def equal(suffix: str, actual: torch.Tensor, expected: torch.Tensor) -> bool:
     if suffix == "A_log":
         actual = actual.flatten()  # four dimensions in vllm-ascend
     return torch.equal(actual, expected.to(actual.dtype))  # a FLOAT parameter is bf16, the file's may be fp32
+
+
+def check_schemes(loaded: dict[str, Loaded], stored: Checkpoint) -> None:
+    """Every module has the scheme of its type in the checkpoint, and no type is left over."""
+    seen = set()
+    for model, item in loaded.items():
+        for module, scheme in item.report["schemes"].items():
+            kind, _ = stored.meant(stored.stored_name(module, model), set())
+            expected = (EXPERTS if module.endswith(".experts") else LINEAR).get(kind)
+            seen.add(kind)
+            assert scheme == expected if expected else "Unquantized" in scheme, (module, scheme)
+    assert seen == {kind for name, kind in stored.description.items() if name.endswith(".weight")}
