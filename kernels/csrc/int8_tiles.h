@@ -61,20 +61,19 @@ inline TaskRows task_rows(int64_t task, int64_t rows) {
 template <class Dot, int kCount, bool kRequests, class Step>
 GLM5_INLINE void for_each_step(const uint8_t* const* lines, int64_t k, int64_t ahead, const Step& step) {
   int64_t column = 0;
-  for (; column + kStep <= k; column += kStep) {
-    if constexpr (kRequests)
+  for (; column + Dot::kColumns <= k; column += Dot::kColumns) {
+    if (kRequests && column % kStep == 0)
       for (int l = 0; l < kCount; ++l) __builtin_prefetch(lines[l] + column + ahead, 0, 2);
-#pragma GCC unroll 4
-    for (int part = 0; part < kStep; part += Dot::kColumns) step(lines, column + part, column + part);
+    step(lines, column, column);
   }
   if (column == k) return;
-  uint8_t copies[kCount][kStep] = {};
+  uint8_t copies[kCount][Dot::kColumns] = {};
   const uint8_t* ends[kCount];
   for (int l = 0; l < kCount; ++l) {
     std::memcpy(copies[l], lines[l] + column, static_cast<size_t>(k - column));
     ends[l] = copies[l];
   }
-  for (int part = 0; part < kStep; part += Dot::kColumns) step(ends, part, column + part);
+  step(ends, 0, column);
 }
 
 // Where the sums of a tile go: those of token t and line l begin at base[token_pitch * t + line_pitch * l].
@@ -96,14 +95,20 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
     for (int r = 0; r < kRows; ++r) total[t][r] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
       lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
-        Words weights[kRows];
+        Words codes[kTokens];
 #pragma GCC unroll 4
-        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
+        for (int t = 0; t < kTokens; ++t) codes[t] = Dot::token(x[t] + column);
 #pragma GCC unroll 4
-        for (int t = 0; t < kTokens; ++t) {
-          const auto codes = Dot::token(x[t] + column);
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) total[t][r] = Dot::add(total[t][r], weights[r], codes);
+        for (int l = 0; l < kCount; ++l) {
+          Words weights[Dot::kRows];
+          Dot::weights(line[l] + offset, weights);
+#pragma GCC unroll 4
+          for (int t = 0; t < kTokens; ++t)
+#pragma GCC unroll 2
+            for (int r = 0; r < Dot::kRows; ++r) {
+              auto& sum = total[t][Dot::kRows * l + r];
+              sum = Dot::add(sum, weights[r], codes[t]);
+            }
         }
       });
 #pragma GCC unroll 4

@@ -13,8 +13,8 @@ GLM5_INLINE Words bytes(int value) { return _mm512_set1_epi8(static_cast<char>(v
 GLM5_INLINE Words bit_and(Words a, Words b) { return _mm512_and_si512(a, b); }
 GLM5_INLINE Words bit_xor(Words a, Words b) { return _mm512_xor_si512(a, b); }
 GLM5_INLINE Words upper_nibbles(Words a) { return bit_and(_mm512_srli_epi16(a, 4), bytes(15)); }
-GLM5_INLINE Words dot(Words sums, Words unsigned_bytes, Words signed_bytes) {
-  return _mm512_dpbusd_epi32(sums, unsigned_bytes, signed_bytes);
+GLM5_INLINE Ints dot(Ints sums, Words unsigned_bytes, Words signed_bytes) {
+  return (Ints)_mm512_dpbusd_epi32((Words)sums, unsigned_bytes, signed_bytes);
 }
 // Four sums: all lanes of a, of b, of c, of d.
 GLM5_INLINE __m128i sum_each(Words a, Words b, Words c, Words d) {
@@ -38,24 +38,25 @@ GLM5_INLINE __m128i sum_each(Words a, Words b, Words c, Words d) {
 }
 constexpr int kSums = 8;
 #if defined(__AVXVNNI__)
-GLM5_INLINE Words dot(Words sums, Words unsigned_bytes, Words signed_bytes) {
-  return _mm256_dpbusd_avx_epi32(sums, unsigned_bytes, signed_bytes);
+GLM5_INLINE Ints dot(Ints sums, Words unsigned_bytes, Words signed_bytes) {
+  return (Ints)_mm256_dpbusd_avx_epi32((Words)sums, unsigned_bytes, signed_bytes);
 }
 #else
 // Only for unsigned bytes up to 15: two products of such a byte and an int8 fit 16 bits.
-GLM5_INLINE Words dot(Words sums, Words unsigned_bytes, Words signed_bytes) {
+GLM5_INLINE Ints dot(Ints sums, Words unsigned_bytes, Words signed_bytes) {
   const Words pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 #endif
 #endif
 
+// Sums are int32 lanes by their type, too: gcc copies a register where it changes from one type of lanes to another.
 struct IntegerSums {
-  using Sums = Words;
+  using Sums = Ints;
   using Total = int32_t;
-  static GLM5_INLINE Words no_sums() { return bytes(0); }
-  static GLM5_INLINE void store_sums(int32_t* p, Words a, Words b, Words c, Words d) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), sum_each(a, b, c, d));
+  static GLM5_INLINE Ints no_sums() { return (Ints)bytes(0); }
+  static GLM5_INLINE void store_sums(int32_t* p, Ints a, Ints b, Ints c, Ints d) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), sum_each((Words)a, (Words)b, (Words)c, (Words)d));
   }
 };
 
@@ -68,7 +69,7 @@ struct Int4Dot : IntegerSums {
     rows[0] = bit_and(codes, bytes(15));
     rows[1] = upper_nibbles(codes);
   }
-  static GLM5_INLINE Words add(Words sums, Words weight, Words x) { return dot(sums, weight, x); }
+  static GLM5_INLINE Ints add(Ints sums, Words weight, Words x) { return dot(sums, weight, x); }
 };
 
 // Weights of int8.
@@ -78,16 +79,14 @@ struct Int8Dot : IntegerSums {
   static constexpr int kColumns = sizeof(Words), kZero = 128;  // weights plus 128, unsigned
   static GLM5_INLINE Words token(const int8_t* p) { return load_bytes(p); }
   static GLM5_INLINE void weights(const uint8_t* p, Words* rows) { rows[0] = bit_xor(load_bytes(p), bytes(128)); }
-  static GLM5_INLINE Words add(Words sums, Words weight, Words x) { return dot(sums, weight, x); }
+  static GLM5_INLINE Ints add(Ints sums, Words weight, Words x) { return dot(sums, weight, x); }
 #else
   static constexpr int kColumns = sizeof(Words) / 2, kZero = 0;
   static GLM5_INLINE Words token(const void* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   }
   static GLM5_INLINE void weights(const uint8_t* p, Words* rows) { rows[0] = token(p); }
-  static GLM5_INLINE Words add(Words sums, Words weight, Words x) {
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(weight, x));
-  }
+  static GLM5_INLINE Ints add(Ints sums, Words weight, Words x) { return sums + (Ints)_mm256_madd_epi16(weight, x); }
 #endif
 };
 
