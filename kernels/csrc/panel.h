@@ -29,10 +29,10 @@ struct Bf16Pairs {
 };
 
 // out[r, 0:kPanelColumns] += sum over k < depth of left[r, k] * panel[k, :] for kCount rows; pitches in elements of 32
-// bits.
+// bits. Inlined in a large function, gcc would keep the sums in memory.
 template <class Terms, int kCount>
-inline void add_rows(const float* panel, const float* left, int64_t left_pitch, int64_t depth, float* out,
-                     int64_t out_pitch) {
+[[gnu::noinline]] void add_rows(const float* panel, const float* left, int64_t left_pitch, int64_t depth, float* out,
+                                int64_t out_pitch) {
   F32x16 sums[kCount][kPanelGroups];
   for (int r = 0; r < kCount; ++r)
     for (int g = 0; g < kPanelGroups; ++g) sums[r][g] = F32x16::load(out + r * out_pitch + g * kLanes);
