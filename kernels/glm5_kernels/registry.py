@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,8 +171,16 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
 
 @functools.cache
 def function(op: str, device: str = "cpu") -> Callable[..., Any]:
-    """The function to call for tensors on `device`. Raises as `choose` does."""
-    return load(op, choose(op, device).implementation)
+    """The function to call for tensors on `device`; logs it once if C++ is missing. Raises as `choose` does."""
+    choice = choose(op, device)
+    if device == "cpu" and choice.why == missing("cpu"):
+        _log_slowness(choice.why)
+    return load(op, choice.implementation)
+
+
+@functools.cache
+def _log_slowness(reason: str) -> None:
+    logging.getLogger(__name__).warning("ops run in plain torch, which is slow: %s", reason)
 
 
 def report(device: str = "cpu") -> list[Choice]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import pytest
 from glm5_kernels import ops, registry
 from glm5_kernels.native import library
 from tests.support.command import ROOT
+
+NO_LIBRARY = "installed without the compiled kernels (install g++, then pip install glm5-ascend again)"
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +70,18 @@ def test_a_machine_that_cannot_run_compiled_code_runs_the_reference(monkeypatch:
     with pytest.raises(ops.KernelUnavailableError, match=message):
         registry.choose("hadamard")
     library.missing.cache_clear()
+
+
+def test_the_first_use_without_the_library_says_so_in_one_line() -> None:
+    code = (
+        "import pathlib, torch; from glm5_kernels import ops; from glm5_kernels.native import library\n"
+        "library.PATH = pathlib.Path('nowhere.so')\n"
+        "for _ in range(2): ops.v_up_proj(torch.ones(1, 1, 2), torch.ones(1, 2, 3))\n"
+        "ops.rms_norm(torch.ones(1, 2), None, torch.ones(2), 1e-5)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != registry.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [f"ops run in plain torch, which is slow: {NO_LIBRARY}"]
 
 
 def test_an_instruction_set_that_is_not_there_is_named_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
