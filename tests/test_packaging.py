@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -83,6 +84,15 @@ def test_wheel_holds_code_and_data(wheel: zipfile.ZipFile) -> None:
     for path in (ROOT / "glm5_ascend" / "report" / "templates").iterdir():
         assert f"glm5_ascend/report/templates/{path.name}" in names
     assert {"glm5_ascend/py.typed", "glm5_kernels/py.typed"} <= names
+
+
+def test_the_library_needs_no_newer_system_than_its_wheels_say() -> None:
+    """manylinux_2_28 of `make wheels`: versions of symbols of glibc, and of the libstdc++ that torch has loaded."""
+    tag = re.search(r"manylinux_2_(\d+)_x86_64", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert tag is not None
+    library = (ROOT / "kernels" / "glm5_kernels" / "libglm5_kernels.so").read_bytes()
+    for name, newest in ((rb"GLIBC_2\.", int(tag[1])), (rb"GLIBCXX_3\.4\.", 24), (rb"CXXABI_1\.3\.", 11)):
+        assert max((int(version) for version in re.findall(name + rb"(\d+)", library)), default=0) <= newest, name
 
 
 #: Which torch SGLang's image has is not published: nothing to plan with. Our Dockerfile installs with --no-deps there.
