@@ -24,8 +24,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from peers import build, check, models, report
 from peers.report import BATCH_STEPS, IK, MTP, OURS, Q4, Q8, STEPS, Engine, Results
 
@@ -146,6 +148,14 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], failed: dict[s
     return results
 
 
+def end_children(*_: object) -> None:
+    """Exit with 143; cmake's ninja and its compilers would go on without their parents."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    sys.exit(143)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("work/peers"))
@@ -162,7 +172,7 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="build, make and check only")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # subprocess.run then ends its child
+    signal.signal(signal.SIGTERM, end_children)
     args.work = args.work.resolve()
     (args.work / "logs").mkdir(parents=True, exist_ok=True)
     engines, failed = prepare(args.work, args.jobs, list(dict.fromkeys([*args.engines, OURS, Q8, Q4, IK])))
