@@ -115,6 +115,7 @@ inline void multiply_groups(const Group* groups, int64_t count, const Pairs& pai
       local, count, block_of(w13, 0), scratch, [&](const Group& group, int64_t task, ProductScratch& own) {
         const Tokens some = tokens.of(group);
         const float* const scales = w13.scales + 2 * width * group.expert;
+        const float limit = static_cast<float>(w13.limit);
         const auto row = [&](int64_t token) GLM5_INLINED { return hidden + width * (group.begin + token); };
         multiply_task(some, block_of(w13, 2 * group.expert), task, nullptr, scales, own,
                       [&](int64_t token, int64_t column, int64_t n, F32x16 gate)
@@ -123,7 +124,7 @@ inline void multiply_groups(const Group* groups, int64_t count, const Pairs& pai
                       [&](int64_t token, int64_t column, int64_t n, F32x16 up) GLM5_INLINED {
                         float* const target = row(token);
                         const F32x16 gate = load_columns<Fp32>(target, column, n);
-                        store_columns<Fp32>(target, column, n, silu(gate) * up);
+                        store_columns<Fp32>(target, column, n, swiglu(gate, up, limit));
                       });
       });
   const Codes codes(total, width);

@@ -128,6 +128,7 @@ struct ExpertBlocks {
   const void* const* bases;
   int64_t pitch, rows, k, packed;
   const float* scales;
+  double limit;  // of w13: gates are at most that, ups between -limit and limit
 };
 
 // out fp32 [tokens, w2.rows] <- sum over the experts of each token of weight * w2 (silu(gate) * up), where gate and up

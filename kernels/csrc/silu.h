@@ -32,4 +32,10 @@ GLM5_INLINE F32x16 silu(F32x16 x) {
   return x / (one + exponential(zero - x));
 }
 
+// silu(gate) * up after gate <= limit and -limit <= up <= limit; NaN stays.
+GLM5_INLINE F32x16 swiglu(F32x16 gate, F32x16 up, float limit) {
+  const F32x16 most = F32x16::broadcast(limit), least = F32x16::broadcast(-limit);
+  return silu(smaller(most, gate)) * larger(least, smaller(most, up));
+}
+
 }  // namespace glm5::GLM5_SET

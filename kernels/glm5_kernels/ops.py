@@ -19,9 +19,11 @@ from glm5_kernels.contract import op_name
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError
 from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 from glm5_kernels.hadamard import Hadamard
+from glm5_kernels.indexer_pool import IndexerPool
 from glm5_kernels.indexer_preprocess import IndexerPreprocess
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token, unpack_int4
 from glm5_kernels.int8_linear import Int8Linear
+from glm5_kernels.kda import Kda
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
 from glm5_kernels.mla_preprocess import MlaPreprocess
@@ -38,8 +40,8 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
     "LinearWeights", "PagedBatch", "ParityRow", "choose", "fake_round",
-    "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_preprocess", "int8_linear",
-    "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "pack_latents", "parity",
+    "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_pool", "indexer_preprocess",
+    "int8_linear", "kda", "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "pack_latents", "parity",
     "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows",
     "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj",
     "w4a8_moe", "write_rows",
@@ -69,6 +71,8 @@ sparse_flash_attention = _op(SparseFlashAttention, tuple[Tensor, Tensor])
 sparse_flash_attention_quant = _op(SparseFlashAttentionQuant, tuple[Tensor, Tensor])
 mla_preprocess = _op(MlaPreprocess, tuple[Tensor, Tensor, Tensor])
 indexer_preprocess = _op(IndexerPreprocess, Tensor)
+kda = _op(Kda, Tensor)
+indexer_pool = _op(IndexerPool, type(None))
 v_up_proj = _op(VUpProj, Tensor)
 int8_linear = _op(Int8Linear, Tensor)
 w4a8_moe = _op(W4a8Moe, Tensor)

@@ -33,6 +33,11 @@ class PagedBatch(NamedTuple):
     block_table: Annotated[Tensor, "int [B, max_blocks]"]
 
 
+def pooled(batch: PagedBatch, pool: int) -> PagedBatch:
+    """The batch with the lengths in complete pools of `pool` tokens, which are what the blocks of its table hold."""
+    return batch if pool == 1 else batch._replace(seq_lens=batch.seq_lens // pool)
+
+
 def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
     """Raise `KernelInputError` unless the blocks that the requests read exist in the cache.
 
@@ -44,17 +49,17 @@ def check_blocks(batch: PagedBatch, num_blocks: int, block_size: int) -> None:
         return
     if block_size < 1:
         raise KernelInputError("the cache has blocks of 0 rows")
-    lengths = _ArrayKey.of(batch.seq_lens)
+    lengths = ArrayKey.of(batch.seq_lens)
     longest = _longest(lengths)
     if longest > MAX_POSITIONS:
         raise KernelInputError(f"seq_lens holds {longest}, positions are int32")
     columns = max(0, -(-longest // block_size))  # later columns may be left over from other requests
-    last_block = _last_block(lengths, _ArrayKey.of(table[:, :columns]), block_size)
+    last_block = _last_block(lengths, ArrayKey.of(table[:, :columns]), block_size)
     if last_block >= num_blocks:
         raise KernelInputError(f"block_table names block {last_block}, the cache has {num_blocks}")
 
 
-class _ArrayKey(NamedTuple):
+class ArrayKey(NamedTuple):
     """The content of an array as a cache key."""
 
     data: bytes
@@ -62,7 +67,7 @@ class _ArrayKey(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> _ArrayKey:
+    def of(cls, x: torch.Tensor) -> ArrayKey:
         array = x.numpy()
         return cls(array.tobytes(), array.dtype.char, array.shape)
 
@@ -72,14 +77,14 @@ class _ArrayKey(NamedTuple):
 
 # All layers of a step check the same tables; without the caches that would take as long as their products.
 @lru_cache(maxsize=4)
-def _last_block(lengths: _ArrayKey, table: _ArrayKey, block_size: int) -> int:
+def _last_block(lengths: ArrayKey, table: ArrayKey, block_size: int) -> int:
     """The largest block number among the blocks that requests of these lengths read."""
     used = -(-lengths.array().astype(np.int64) // block_size)
     return int(np.where(np.arange(table.shape[1]) < used[:, None], table.array(), -1).max(initial=-1))
 
 
 @lru_cache(maxsize=4)
-def _longest(lengths: _ArrayKey) -> int:
+def _longest(lengths: ArrayKey) -> int:
     return int(lengths.array().max(initial=0))
 
 
@@ -105,12 +110,12 @@ def query_layout(batch: PagedBatch, num_tokens: int) -> tuple[torch.Tensor, torc
     """
     # On the host: a dozen operations on a few numbers, which as tensors would take as long as attention itself.
     device, (starts, lengths) = batch.query_start_loc.device, (x.cpu() for x in batch[:2])
-    request, visible = _layout(_ArrayKey.of(starts), _ArrayKey.of(lengths), num_tokens)
+    request, visible = _layout(ArrayKey.of(starts), ArrayKey.of(lengths), num_tokens)
     return (request, visible) if device.type == "cpu" else (request.to(device), visible.to(device))
 
 
 @lru_cache(maxsize=4)
-def _layout(starts_of: _ArrayKey, lengths_of: _ArrayKey, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _layout(starts_of: ArrayKey, lengths_of: ArrayKey, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     starts, lengths = starts_of.array().astype(np.int64), lengths_of.array().astype(np.int64)
     ends = len(starts) == len(lengths) + 1 and starts[0] == 0 and starts[-1] == num_tokens
     if not ends or (np.diff(starts) < 0).any():

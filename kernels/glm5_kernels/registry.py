@@ -42,7 +42,7 @@ OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
 ) | dict.fromkeys(
     ("indexer_preprocess", "v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "hadamard", "ssz_scale", "round_rows",
      "fake_round", "gptq_inverse_factors", "gptq_round"), ("reference", "cpu"),
-)  # fmt: skip
+) | dict.fromkeys(("kda", "indexer_pool"), ("reference",))  # fmt: skip
 #: Ops that live in a folder of another name, because they share their code.
 FOLDERS = {
     "lightning_indexer_quant": "lightning_indexer",

@@ -27,7 +27,8 @@ def _attended(o: Any) -> tuple[Tensor, Tensor]:
 
 
 def _selected(o: Any) -> Tensor:
-    selected: Tensor = o.q.new_empty((len(o.q), o.topk), dtype=torch.int32)
+    columns = o.topk + getattr(o, "pool", 1) - 1
+    selected: Tensor = o.q.new_empty((len(o.q), columns), dtype=torch.int32)
     return selected
 
 
@@ -45,6 +46,8 @@ RESULTS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "sparse_flash_attention_quant": (2, _attended),
     "mla_preprocess": (3, _preprocessed),
     "indexer_preprocess": (1, lambda o: o.q.new_empty(o.q.shape)),
+    "indexer_pool": (0, lambda o: None),
+    "kda": (1, lambda o: o.q.new_empty(o.v.shape)),
     "v_up_proj": (1, lambda o: o.latent.new_empty((len(o.latent), o.w_uv.shape[0] * o.w_uv.shape[2]))),
     "int8_linear": (1, lambda o: o.x.new_empty((*o.x.shape[:-1], len(o.w.weight)))),
     "w4a8_moe": (1, lambda o: o.x.new_empty(o.x.shape)),

@@ -10,7 +10,8 @@ from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQua
 
 def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
     """Run the indexer in bf16 or fp16, 128 dims, at most 64 heads, no holes in the block table."""
-    q, k_cache, weights, batch, topk = operands
+    q, k_cache, weights, batch, topk, pool = operands
+    support(pool == 1, f"takes a key for each token, not for {pool}")
     _support(q, k_cache, topk)
     support(q.dtype in HALF and k_cache.dtype == q.dtype, f"takes bf16 or fp16, got {q.dtype} and {k_cache.dtype}")
     positions, _ = operator("npu", "npu_lightning_indexer")(

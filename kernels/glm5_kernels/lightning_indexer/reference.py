@@ -16,7 +16,7 @@ BLOCK_ELEMENTS = 2**24
 
 
 def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
-    return _select(operands, operands.q, None)
+    return expanded(operands, _select(operands, operands.q, None, operands.pool))
 
 
 def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
@@ -42,11 +42,11 @@ def quantize_indexer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _select(
-    operands: LightningIndexer | LightningIndexerQuant, q: torch.Tensor, k_scale: torch.Tensor | None
+    operands: LightningIndexer | LightningIndexerQuant, q: torch.Tensor, k_scale: torch.Tensor | None, pool: int = 1
 ) -> torch.Tensor:
-    k_cache, weights, batch, topk = operands.k_cache, operands.weights, operands.batch, operands.topk
+    k_cache, weights, batch, topk = operands.k_cache, operands.weights, operands.batch, operands.topk // pool
     num_tokens, heads, _ = q.shape
-    visible = readable(query_layout(batch, num_tokens)[1], batch, k_cache.shape[1])
+    visible = readable(query_layout(batch, num_tokens)[1] // pool, batch, k_cache.shape[1])
     out = torch.full((num_tokens, topk), -1, dtype=torch.int32)
     starts = batch.query_start_loc.tolist()
     for b, (start, end) in enumerate(itertools.pairwise(starts)):
@@ -64,6 +64,20 @@ def _select(
             scores = torch.bmm(weights[lo:hi].float()[:, None, :], dots)[:, 0] * factor  # [t, S]
             out[lo:hi] = best_positions(scores, seen, topk)
     return out
+
+
+def expanded(operands: LightningIndexer, pools: torch.Tensor) -> torch.Tensor:
+    """int32 [T, topk + pool - 1]: the positions of the chosen pools [T, topk / pool], and of the open pool."""
+    pool = operands.pool
+    if pool == 1:
+        return pools
+    visible = query_layout(operands.batch, len(pools))[1].clamp_min(0)[:, None]
+    offsets = torch.arange(pool, dtype=torch.int32)
+    chosen = torch.where(pools[..., None] >= 0, pools[..., None] * pool + offsets, -1).flatten(1)
+    opened = visible // pool * pool + offsets[:-1]
+    positions = torch.nn.functional.pad(chosen, (0, pool - 1), value=-1)
+    behind = (pools >= 0).sum(1, keepdim=True) * pool + offsets[:-1]
+    return positions.scatter_(1, behind, torch.where(opened < visible, opened, -1).int())
 
 
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
+from glm5_kernels.lightning_indexer.reference import expanded
 from glm5_kernels.native.library import packed
 from glm5_kernels.native.rows import DTYPES, ROWS, as_int32, as_rows, rows
 from glm5_kernels.paged_cache import query_layout
 
 
 def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
-    return _select(operands, operands.weights.float(), None)
+    return expanded(operands, _select(operands, operands.weights.float(), None, operands.pool))
 
 
 def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
@@ -20,11 +21,14 @@ def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
 
 
 def _select(
-    operands: LightningIndexer | LightningIndexerQuant, weights: torch.Tensor, k_scale: torch.Tensor | None
+    operands: LightningIndexer | LightningIndexerQuant,
+    weights: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    pool: int = 1,
 ) -> torch.Tensor:
     q, k_cache = (as_rows(x, dtypes=tuple(DTYPES)) for x in (operands.q, operands.k_cache))
-    (tokens, heads, dims), batch, topk = q.shape, operands.batch, operands.topk
-    visible, out = query_layout(batch, tokens)[1], torch.empty(tokens, topk, dtype=torch.int32)
+    (tokens, heads, dims), batch, topk = q.shape, operands.batch, operands.topk // pool
+    visible, out = query_layout(batch, tokens)[1] // pool, torch.empty(tokens, topk, dtype=torch.int32)
     starts, block_table = batch.query_start_loc.long().contiguous(), as_int32(batch.block_table)
     weights, k_scale = weights.contiguous(), None if k_scale is None else k_scale.contiguous()
     packed("lightning_indexer", 2 * ROWS + "ppppp" + "iiiiii" + "p")(

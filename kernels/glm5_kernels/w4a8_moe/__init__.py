@@ -3,7 +3,7 @@
 For each token t and each of its experts e, with activations quantized per row (scale max|row| / 127):
 
     g, u   = (x_q w13[e]^T) * s_x * w13_scale[e]      gate and up
-    a      = silu(g) * u                              fp32, then quantized per row
+    a      = silu(min(g, limit)) * clamp(u, -limit, limit)    fp32, then quantized per row
     y      = (a_q w2[e]^T) * s_a * w2_scale[e]
     out[t] = sum over its experts of topk_weight * y  fp32, then x's dtype
 
@@ -15,6 +15,7 @@ Source: vllm-ascend `quantization/methods/w4a8.py` (semantics).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -77,9 +78,12 @@ class W4a8Moe(NamedTuple):
     w13_scale: Annotated[Tensor, "float [E, 2I]"]  # per output row
     w2: ExpertWeights  # [D, I] of each expert
     w2_scale: Annotated[Tensor, "float [E, D]"]
+    swiglu_limit: float = math.inf  # of GLM-5.3-Flash: 10; NaN stays
 
     def rules(self) -> None:
-        """Raise `KernelInputError` unless experts, sizes and devices fit."""
+        """Raise `KernelInputError` unless experts, sizes, devices and the limit fit."""
+        if not self.swiglu_limit > 0:
+            raise KernelInputError(f"swiglu_limit is {self.swiglu_limit}, must be positive")
         experts, hidden, width = len(self.w2.blocks), self.x.shape[1], self.w13.rows
         for name, weights, blocks, shape in (
             ("w13", self.w13, 2 * experts, (width, hidden)),

@@ -10,7 +10,7 @@ from glm5_kernels.w4a8_moe import W4a8Moe
 
 
 def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
-    x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale = operands
+    x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, limit = operands
     out = torch.zeros(x.shape, dtype=torch.float32)
     for e in sorted(set(topk_ids.flatten().tolist())):
         if e < 0:
@@ -21,7 +21,7 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
             scale_back(int8_matmul(x_q, w13.codes(2 * e + part)), x_scale, scale, torch.float32)  # [n, I]
             for part, scale in enumerate(w13_scale[e].chunk(2))
         )
-        a_q, a_scale = quantize_per_token(silu(gate) * up)
+        a_q, a_scale = quantize_per_token(silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))
         y = scale_back(int8_matmul(a_q, w2.codes(e)), a_scale, w2_scale[e], torch.float32)  # [n, D]
         out.index_add_(0, token, y * topk_weights[token, slot, None].float())
     return out.to(x.dtype)

@@ -25,6 +25,7 @@ CUBES = 24
 def lightning_indexer(operands: LightningIndexer) -> torch.Tensor:
     """Run the indexer; heads, dims and block_size are powers of two."""
     q, k_cache = operands.q, operands.k_cache
+    support(operands.pool == 1, f"takes a key for each token, not for {operands.pool}")
     support(q.dtype == k_cache.dtype, f"takes queries and keys of one dtype, got {q.dtype} and {k_cache.dtype}")
     return _select(operands, operands.weights, operands.weights)
 
@@ -39,7 +40,7 @@ def _select(
     operands: LightningIndexer | LightningIndexerQuant, q_scale: torch.Tensor, k_scale: torch.Tensor
 ) -> torch.Tensor:
     """Only the int8 kernel reads the scales: others get any tensors. It widens bf16 weights and scales."""
-    q, k_cache, weights, *_, batch, topk = operands
+    q, k_cache, weights, batch, topk = *operands[:3], operands.batch, operands.topk
     tokens, heads, dim = q.shape
     page = k_cache.shape[1]
     support_power("heads, index_head_dim and block_size", heads, dim, page)
