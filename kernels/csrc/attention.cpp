@@ -1,5 +1,7 @@
 // The exported ops of attention, for one instruction set.
+#include "indexer_pool.h"
 #include "indexer_preprocess.h"
+#include "kda.h"
 #include "lightning_indexer_tasks.h"
 #include "mla_preprocess.h"
 #include "sparse_flash_attention_amx.h"
@@ -21,6 +23,12 @@ int GLM5_NAME(sparse_flash_attention)(const SparseFlashAttention* op) {
 }
 int GLM5_NAME(indexer_preprocess)(const IndexerPreprocess* op) {
   return guarded([&] { indexer_preprocess(*op); });
+}
+int GLM5_NAME(kda)(const Kda* op) {
+  return guarded([&] { kda(*op); });
+}
+int GLM5_NAME(indexer_pool)(const IndexerPool* op) {
+  return guarded([&] { indexer_pool(*op); });
 }
 int GLM5_NAME(mla_latents)(const MlaLatents* op) {
   return guarded([&] { mla_latents(*op); });

@@ -102,6 +102,27 @@ struct Hadamard {
   int64_t order, dim;
 };
 
+// out <- KDA, by the contract of the op; states fp32 (slot, head), [keys, values], a slot every slot_pitch elements.
+struct Kda {
+  Rows q, k, v, g, out;  // (token, head), q, k and g [keys], g in fp32; v and out [values]
+  const float* beta;     // [tokens, heads]
+  float* states;
+  int64_t slot_pitch;
+  const int32_t *query_start_loc, *initial_slots, *state_slots;  // [sequences + 1], [sequences], [tokens]
+  int64_t sequences, heads, keys, values;
+};
+
+// pool_cache <- the pools that the tokens complete, then the tails <- the tokens, by the contract of the op.
+struct IndexerPool {
+  Rows k, gate;                                        // (0, token), [dim], of one dtype
+  const float* ape;                                    // [pool, dim]
+  Rows tail_keys, tail_gates;                          // (ring, row), [dim], of the dtype of k
+  Rows pool_cache;                                     // (block, offset), [dim]
+  const int64_t *query_start_loc, *request, *visible;  // [requests + 1], [tokens], [tokens]
+  const int32_t *block_table, *tail_blocks;            // [requests, max_blocks], [requests], negative: none
+  int64_t tokens, max_blocks, block_size, dim, pool, ring;
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 // The instruction sets that this library has and this CPU can run, the fastest one first, separated by spaces.
@@ -184,6 +205,8 @@ int GLM5_NAME(indexer_preprocess)(const IndexerPreprocess* op);
 int GLM5_NAME(mla_latents)(const MlaLatents* op);
 int GLM5_NAME(rotate_queries)(const RotateQueries* op);
 int GLM5_NAME(hadamard)(const Hadamard* op);
+int GLM5_NAME(kda)(const Kda* op);
+int GLM5_NAME(indexer_pool)(const IndexerPool* op);
 #endif
 }
 #pragma GCC visibility pop

@@ -8,7 +8,7 @@ import torch
 from glm5_kernels import ops
 from tests.ops.support.paged_batch import paged_batch
 
-pytestmark = pytest.mark.usefixtures("seed")
+pytestmark = pytest.mark.usefixtures("implementation")
 POOL, DIM, RING = 4, 32, 8
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -67,9 +69,9 @@ def unpacked(block: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("sizes", [(128, 64), (32, 16)])
-@pytest.mark.parametrize("tokens", [0, 3, 50])
-def test_experts_are_exact(tokens: int, sizes: tuple[int, int], packed: bool) -> None:
-    """Five experts, one of which gets no token; -1 is an expert of another rank."""
+@pytest.mark.parametrize(("tokens", "limit"), [(0, 0.5), (3, math.inf), (50, math.inf), (50, 0.5)])
+def test_experts_are_exact(tokens: int, limit: float, sizes: tuple[int, int], packed: bool) -> None:
+    """Five experts, one of which gets no token; -1 is an expert of another rank. Gates are limited from above only."""
     hidden, width = sizes
     shapes, limits, dtype = ((10, width, hidden), (5, hidden, width)), (-128, 128), torch.int8
     if packed:
@@ -86,8 +88,9 @@ def test_experts_are_exact(tokens: int, sizes: tuple[int, int], packed: bool) ->
             if e >= 0:
                 rows = torch.cat(codes[0][2 * e : 2 * e + 2])
                 gate, up = dynamic(x[t : t + 1], rows, s13[e]).chunk(2, -1)
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
                 want[t] += dynamic(torch.nn.functional.silu(gate) * up, codes[1][e], s2[e])[0] * weight
-    got = ops.w4a8_moe(x, weights, ids, ops.ExpertWeights(w13), s13, ops.ExpertWeights(w2), s2)
+    got = ops.w4a8_moe(x, weights, ids, ops.ExpertWeights(w13), s13, ops.ExpertWeights(w2), s2, limit)
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 

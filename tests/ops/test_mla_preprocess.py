@@ -113,3 +113,21 @@ def test_no_tokens() -> None:
     case = Case(ops.PER_TENSOR, ops.PER_TOKEN)
     ql, q_pe, q_c = case.run(x=case.x[:0], cos=case.cos[:0], sin=case.sin[:0], slots=case.slots[:0])
     assert (ql.shape, q_pe.shape, q_c.shape) == ((0, HEADS, KV_LORA), (0, HEADS, ROPE), (0, Q_LORA))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_without_rotation(mode: str) -> None:
+    """GLM-5.3-Flash: what a layer with rotated dims gives, but for them."""
+    case = Case(mode, ops.NO_QUANT)
+    ql, _, q_c = case.run()
+    ckv, none = torch.zeros_like(case.ckv), torch.zeros(TOKENS, 0)
+    rows = case.qkv_a._replace(
+        weight=case.qkv_a.weight[:-ROPE],
+        scale=None if case.qkv_a.scale is None else case.qkv_a.scale[:-ROPE],
+        quant_bias=None if case.qkv_a.quant_bias is None else case.qkv_a.quant_bias[:-ROPE],
+    )
+    q_b = ops.LinearWeights(case.q_b.weight.view(HEADS, NOPE + ROPE, -1)[:, :NOPE].flatten(0, 1))
+    got = case.run(cos=none, sin=none, qkv_a=rows, q_b=q_b, ckv=ckv, kpe=torch.zeros(3, 4, 0))
+    assert got[1].shape == (TOKENS, HEADS, 0)
+    torch.testing.assert_close((got[0], got[2]), (ql, q_c), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ckv.view(12, -1)[case.slots], case.ckv.view(12, -1)[case.slots], atol=1e-6, rtol=1e-6)

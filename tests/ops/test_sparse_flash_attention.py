@@ -60,6 +60,15 @@ def test_chosen_positions_in_any_order(width: int) -> None:
     assert_close(case.run(indices(selected, width)), case.expected(selected))
 
 
+def test_without_rotated_dims() -> None:
+    case = Case([40, 23, 1], [3, 4, 1])
+    selected = [torch.randperm(visible).tolist() for _, visible in case.batch.tokens()]
+    case.qr = torch.zeros_like(case.qr)
+    want, latents = case.expected(selected), case.batch.cache(case.rows)[..., :RANK]
+    operands = case.qr[..., :0], latents, latents[..., RANK:], indices(selected, 40), case.batch.paged
+    assert_close(ops.sparse_flash_attention(case.ql, *operands, SCALE), want)
+
+
 @pytest.mark.parametrize(
     ("length", "row", "used"),
     [

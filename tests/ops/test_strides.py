@@ -38,7 +38,8 @@ def results(op: str, case: Case, number: int, change: Change) -> list[torch.Tens
     except KernelInputError:
         return None
     written = [arguments[spec.number] for spec in tensor_specs(registry.contract(op)) if spec.written]
-    return [torch.as_tensor(x) for x in (*(output if isinstance(output, tuple) else (output,)), *written)]
+    outputs = output if isinstance(output, tuple) else () if output is None else (output,)
+    return [torch.as_tensor(x) for x in (*outputs, *written)]
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:

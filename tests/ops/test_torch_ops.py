@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from glm5_kernels import ops, torch_ops
+from glm5_kernels import ops, registry, torch_ops
 from glm5_kernels.parity.cases import cases
 from glm5_kernels.parity.run import copied
 
@@ -15,7 +15,8 @@ from glm5_kernels.parity.run import copied
 def operands(name: str) -> list[Any]:
     """The operands of a small case of the parity suite; caches that are parts of one tensor become two."""
     case = next(case for case in cases(ops=[name]) if "prefill" not in case.variant)
-    return [copied(x.contiguous() if isinstance(x, torch.Tensor) else x, "cpu") for x in case.arguments]
+    arguments = registry.contract(name)(*case.arguments)  # with its defaults
+    return [copied(x.contiguous() if isinstance(x, torch.Tensor) else x, "cpu") for x in arguments]
 
 
 @pytest.mark.parametrize("name", torch_ops.RESULTS)

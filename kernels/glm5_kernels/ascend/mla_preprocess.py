@@ -29,6 +29,7 @@ def mla_preprocess(operands: MlaPreprocess) -> tuple[torch.Tensor, torch.Tensor,
     hidden_states, cos, sin, qkv_a, q_b, w_uk_t, q_a_gamma, kv_a_gamma, slot_mapping, *caches, eps = operands
     same_mode = qkv_a.quant_mode == q_b.quant_mode
     support(same_mode, f"takes one quant mode for both linears, got {qkv_a.quant_mode} and {q_b.quant_mode}")
+    support(cos.shape[1] > 0, "rotates some dims of a key, not none")
     if qkv_a.quant_mode != PER_TENSOR:
         return mla_prolog(operands)
     (ckv_cache, kpe_cache), new = caches, hidden_states.new_empty

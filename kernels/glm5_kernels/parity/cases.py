@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,22 +12,27 @@ from glm5_kernels.gptq import GptqInverseFactors
 from glm5_kernels.gptq.reference import gptq_inverse_factors
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
-from glm5_kernels.paged_cache import PagedBatch
+from glm5_kernels.parity import flash
 from glm5_kernels.parity.compare import Tolerance
+from glm5_kernels.parity.inputs import (
+    BATCHES,
+    BLOCK,
+    HEADS,
+    HIDDEN,
+    INDEX_DIM,
+    INDEX_HEADS,
+    NOPE,
+    Q_LORA,
+    RANK,
+    ROPE,
+    paged_batch,
+    paged_cache,
+    sums,
+)
+from glm5_kernels.parity.inputs import Case as Case
 from glm5_kernels.sparse_flash_attention.reference import pack_latents
 from glm5_kernels.w4a8_moe import ExpertWeights
 
-#: GLM-5's head shapes; layers are narrower than its 6144, so that the references take seconds.
-HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
-INDEX_HEADS, INDEX_DIM, BLOCK = 32, 128, 128
-BATCHES = {  # (length, query tokens) per request
-    "decode": [(700, 1), (129, 1), (64, 1)],
-    "prefill": [(160, 160)],
-    "chunk": [(900, 40)],
-    "mixed": [(520, 1), (40, 40), (260, 3)],
-    "MTP": [(400, 4), (77, 4)],
-    "short and empty": [(1, 1), (0, 1), (5, 5)],
-}
 #: Tolerance of `mla_preprocess` in bf16. A division that is off by an ulp, or codes that pass through fp16 as in the
 #: official kernel, round some codes the other way: an output of about 1 changes by up to 0.03, all of q_c by 1.1 %.
 ROUNDED_CODES = Tolerance(
@@ -37,23 +41,6 @@ ROUNDED_CODES = Tolerance(
 PREPROCESS_OUTPUTS = ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache")
 #: Attention heads of one of several ranks.
 RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}
-
-
-@dataclass(frozen=True)
-class Case:
-    """Arguments of one variant of an op.
-
-    Attributes:
-        arguments: as the op's function takes them.
-        outputs: name and tolerance of every result that is compared as values, and of every argument that is written.
-        gap: for positions selected by the indexer: score distance within which positions may be swapped.
-    """
-
-    op: str
-    variant: str
-    arguments: tuple[Any, ...]
-    outputs: tuple[tuple[str, Tolerance], ...] = ()
-    gap: float | None = None
 
 
 def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
@@ -70,6 +57,7 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
         ({"gptq_inverse_factors", "gptq_round"}, _gptq),
         ({"indexer_preprocess"}, _index_operands),  # the newest are last: the seeds of the others stay
         ({"rms_norm"}, _norms),
+        *flash.MAKERS,
     )
     for number, (names, make) in enumerate(makers):
         if not ops or names & set(ops):
@@ -77,35 +65,14 @@ def cases(seed: int = 0, ops: Collection[str] = ()) -> Iterator[Case]:
             yield from (case for case in op_cases if not ops or case.op in ops)
 
 
-def _batch(requests: list[tuple[int, int]], generator: torch.Generator) -> PagedBatch:
-    """Blocks in random order, one unused block, and a table wider than needed."""
-    blocks = [-(-length // BLOCK) for length, _ in requests]
-    order = torch.randperm(sum(blocks) + 1, generator=generator)[1:].int()
-    table = torch.full((len(requests), max(blocks) + 1), -1, dtype=torch.int32)
-    for row, (first, count) in enumerate(zip([sum(blocks[:i]) for i in range(len(blocks))], blocks, strict=True)):
-        table[row, :count] = order[first : first + count]
-    starts = torch.tensor([0, *[new for _, new in requests]]).cumsum(0).int()
-    return PagedBatch(starts, torch.tensor([length for length, _ in requests], dtype=torch.int32), table)
-
-
-def _cache(table: torch.Tensor, columns: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(int(table.max()) + 2, BLOCK, columns, generator=generator).to(dtype)
-
-
-def _sums(dtype: torch.dtype, length: int) -> Tolerance:
-    """The tolerance for two summation orders of `length` terms of size one, and one rounding to `dtype`."""
-    ulp = torch.finfo(dtype).eps
-    return Tolerance(1e-6 * length**0.5, ulp, f"{length} terms in fp32, one ULP of {str(dtype)[6:]}")
-
-
 def _indexer(generator: torch.Generator) -> Iterator[Case]:
     for name, requests in BATCHES.items():
         for dtype in (torch.bfloat16, torch.float32):
-            batch = _batch(requests, generator)
+            batch = paged_batch(requests, generator)
             tokens = int(batch.query_start_loc[-1])
             q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype)
             weights = torch.randn(tokens, INDEX_HEADS, generator=generator).to(dtype)
-            keys = _cache(batch.block_table, INDEX_DIM, dtype, generator)
+            keys = paged_cache(batch.block_table, INDEX_DIM, dtype, generator)
             for topk in (64, 2048):
                 arguments = (q, keys, weights, batch, topk)
                 yield Case("lightning_indexer", f"{name}, {str(dtype)[6:]}, top {topk}", arguments, gap=1e-3)
@@ -122,9 +89,9 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             (torch.bfloat16, True, False),
             (torch.float32, False, True),
         ):
-            batch = _batch(requests, generator)
+            batch = paged_batch(requests, generator)
             tokens, heads = int(batch.query_start_loc[-1]), RANK_HEADS.get(name, HEADS)
-            fused = _cache(batch.block_table, RANK + ROPE, dtype, generator)
+            fused = paged_cache(batch.block_table, RANK + ROPE, dtype, generator)
             nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).to(dtype)
             pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).to(dtype)
             selected = torch.stack(
@@ -135,7 +102,7 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             if not joined:
                 caches = caches[0].contiguous(), caches[1].contiguous()
             arguments = nope, pe, *caches, selected, batch, 0.0625, rounded
-            values = _sums(dtype, RANK)
+            values = sums(dtype, RANK)
             if rounded:
                 values = Tolerance(2e-2, 2e-2, "probabilities rounded to bf16 before or after they are normalised")
             outputs = ("out", values), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
@@ -169,16 +136,17 @@ def preprocess_operands(
     heads: int = HEADS,
     q_lora: int = Q_LORA,
     hidden: int = HIDDEN,
+    rope: int = ROPE,
 ) -> tuple[Any, ...]:
     """Operands of `mla_preprocess`; the first of several tokens is padding."""
     slots = torch.randperm(2 * BLOCK, generator=generator)[:tokens]
     slots[0] = -1 if tokens > 1 else slots[0]
-    angle = torch.rand(tokens, ROPE // 2, generator=generator) * 6
-    fused = torch.zeros(2, BLOCK, RANK + ROPE, dtype=dtype)
+    angle = torch.rand(tokens, rope // 2, generator=generator) * 6
+    fused = torch.zeros(2, BLOCK, RANK + rope, dtype=dtype)
     return (
         torch.randn(tokens, hidden, generator=generator).to(dtype), angle.cos(), angle.sin(),
-        linear_weights(mode, q_lora + RANK + ROPE, hidden, dtype, generator),
-        linear_weights(mode, heads * (NOPE + ROPE), q_lora, dtype, generator),
+        linear_weights(mode, q_lora + RANK + rope, hidden, dtype, generator),
+        linear_weights(mode, heads * (NOPE + rope), q_lora, dtype, generator),
         (torch.randn(heads, NOPE, RANK, generator=generator) * NOPE**-0.5).to(dtype),
         0.9 + 0.2 * torch.rand(q_lora, generator=generator), 0.9 + 0.2 * torch.rand(RANK, generator=generator),
         slots, fused[..., :RANK], fused[..., RANK:], 1e-6,
@@ -187,10 +155,15 @@ def preprocess_operands(
 
 def _preprocess(generator: torch.Generator) -> Iterator[Case]:
     for mode, dtype, tokens in itertools.product(QUANT_MODES, (torch.float32, torch.bfloat16), (1, 8, 40)):
-        allowed = ROUNDED_CODES if dtype == torch.bfloat16 else _sums(dtype, HIDDEN)
+        allowed = ROUNDED_CODES if dtype == torch.bfloat16 else sums(dtype, HIDDEN)
         outputs = tuple((name, allowed) for name in PREPROCESS_OUTPUTS)
         arguments = preprocess_operands(mode, dtype, tokens, generator)
         yield Case("mla_preprocess", f"{mode}, {str(dtype)[6:]}, {tokens} tokens", arguments, outputs)
+    for mode, dtype in itertools.product(QUANT_MODES, (torch.float32, torch.bfloat16)):
+        allowed = ROUNDED_CODES if dtype == torch.bfloat16 else sums(dtype, HIDDEN)
+        outputs = tuple((name, allowed) for name in PREPROCESS_OUTPUTS)
+        arguments = preprocess_operands(mode, dtype, 8, generator, rope=0)
+        yield Case("mla_preprocess", f"{mode}, {str(dtype)[6:]}, 8 tokens, no rotation", arguments, outputs)
 
 
 def _index_operands(generator: torch.Generator) -> Iterator[Case]:
@@ -205,7 +178,7 @@ def _index_operands(generator: torch.Generator) -> Iterator[Case]:
                 torch.rand(INDEX_DIM, generator=generator), torch.randn(INDEX_DIM, generator=generator), 1e-6,
                 angle.cos(), angle.sin(), interleaved, slots, torch.zeros(2, BLOCK, INDEX_DIM, dtype=dtype),
             )  # fmt: skip
-            outputs = tuple((name, _sums(dtype, INDEX_DIM)) for name in ("q", "k_cache"))
+            outputs = tuple((name, sums(dtype, INDEX_DIM)) for name in ("q", "k_cache"))
             variant = f"{str(dtype)[6:]}, {tokens} tokens, {'pairs' if interleaved else 'halves'}"
             yield Case("indexer_preprocess", variant, arguments, outputs)
 
@@ -225,7 +198,7 @@ def _up_projection(generator: torch.Generator) -> Iterator[Case]:
     for dtype, tokens in itertools.product((torch.float32, torch.bfloat16), (1, 8, 40)):
         latent = torch.randn(tokens, HEADS, RANK, generator=generator).to(dtype)
         w_uv = (torch.randn(HEADS, RANK, 256, generator=generator) * 0.05).to(dtype)
-        outputs = (("values", _sums(dtype, RANK)),)
+        outputs = (("values", sums(dtype, RANK)),)
         yield Case("v_up_proj", f"{str(dtype)[6:]}, {tokens} tokens", (latent, w_uv), outputs)
 
 
@@ -253,7 +226,9 @@ def _experts(generator: torch.Generator) -> Iterator[Case]:
             w13, torch.rand(8, 256, generator=generator) * 0.02, w2, torch.rand(8, 192, generator=generator) * 0.02,
         )  # fmt: skip
         allowed = Tolerance(1e-5, 1e-5, "exact integers; expert outputs added in fp32")
-        yield Case("w4a8_moe", f"{name}, {tokens} tokens, 4 of 8 experts", arguments, (("out", allowed),))
+        for limits, variant in (((), ""), ((0.5,), ", SwiGLU limited")):
+            variant = f"{name}, {tokens} tokens, 4 of 8 experts{variant}"
+            yield Case("w4a8_moe", variant, (*arguments, *limits), (("out", allowed),))
 
 
 def _rotation(generator: torch.Generator) -> Iterator[Case]:

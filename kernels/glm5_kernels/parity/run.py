@@ -88,7 +88,7 @@ def _results(case: Case, implementation: str, device: str) -> list[Any]:
     """The op's outputs and the arguments that it wrote; the case's own arguments are copied first."""
     arguments = [copied(argument, device) for argument in case.arguments]
     output = registry.load(case.op, implementation)(*arguments)
-    outputs = list(output) if isinstance(output, tuple) else [output]
+    outputs = list(output) if isinstance(output, tuple) else [] if output is None else [output]
     return outputs + [arguments[spec.number] for spec in tensor_specs(registry.contract(case.op)) if spec.written]
 
 
@@ -110,16 +110,20 @@ def copied(value: Any, device: str) -> Any:
 
 def _scores(case: Case) -> list[torch.Tensor]:
     """fp64 scores of all visible positions for each query token of an indexer case."""
-    q, cache, weights, *scales, batch, _ = case.arguments
+    operands = registry.contract(case.op)(*case.arguments)
+    q, cache, weights, *scales = (x for x in operands if isinstance(x, torch.Tensor))
+    batch, pool = operands.batch, getattr(operands, "pool", 1)
     request, visible = query_layout(batch, len(q))
     scores = []
     for token in range(len(q)):
-        positions = torch.arange(max(int(visible[token]), 0))
+        positions = torch.arange(max(int(visible[token]), 0) // pool)
         rows = physical_rows(positions[None], batch.block_table[request[token]][None], cache.shape[1])[0]
         keys = cache_rows(cache, rows).double()
         dots, factor = q[token].double() @ keys.T, torch.ones(1, dtype=torch.float64)
         if scales:
             dots = dots * scales[0][token].double()[:, None]
             factor = cache_rows(scales[1][..., None], rows).double()[:, 0]
-        scores.append((weights[token].double()[:, None] * torch.relu(dots)).sum(0) * factor)
+        score = (weights[token].double()[:, None] * torch.relu(dots)).sum(0) * factor
+        opened = torch.full((max(int(visible[token]), 0) % pool,), torch.inf)
+        scores.append(torch.cat([score.repeat_interleave(pool), opened]))
     return scores

@@ -139,7 +139,7 @@ def outcome(op: str, implementation: str, arguments: tuple[Any, ...]) -> tuple[s
         return "refused", str(error)
     except Exception as error:  # neither version may answer so
         return type(error).__name__, str(error).splitlines()[:1]
-    results = output if isinstance(output, tuple) else (output,)
+    results = output if isinstance(output, tuple) else () if output is None else (output,)
     return "answered", [torch.as_tensor(result).double().numpy() for result in results]
 
 

@@ -49,7 +49,20 @@ def ragged(generator: torch.Generator) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for dtype in (torch.float32, torch.bfloat16):
             yield "rms_norm", (randn(tokens, 80).to(dtype), randn(tokens, 80).to(dtype), randn(80).to(dtype), 1e-5)
             yield "v_up_proj", (randn(tokens, 3, 96).to(dtype), randn(3, 96, 40).to(dtype))
+            for keys, values in ((16, 16), (32, 48)):
+                operands = randn(2, tokens, 3, keys).to(dtype), randn(tokens, 3, values).to(dtype)
+                slots, states = torch.randperm(tokens + 1, generator=generator), randn(tokens + 1, 3, keys, values)
+                decay, starts = (
+                    -torch.rand(tokens, 3, keys, generator=generator),
+                    torch.tensor([0, tokens // 2, tokens]),
+                )
+                tables = starts, torch.stack([slots[-1], torch.tensor(-1)]), slots[:tokens]
+                yield "kda", (*operands[0], operands[1], decay, torch.rand(tokens, 3), states, *tables)
             batch = PagedBatch(torch.tensor([0, tokens]), torch.tensor([tokens + 20]), torch.tensor([[3, 1, 2, 0]]))
+            for dim in (16, 48):
+                tail, pools, ape = randn(2, 2, 7, dim).to(dtype), randn(4, 3, dim), randn(3, dim)
+                tokens_of = randn(2, tokens, dim).to(dtype)
+                yield "indexer_pool", (*tokens_of, ape, batch, torch.tensor([1]), tail, pools)
             for heads, dims, topk in ((1, 32, 3), (17, 64, 40), (32, 48, 16)):
                 q, keys = randn(tokens, heads, dims).to(dtype), randn(4, 16, dims).to(dtype)
                 yield "lightning_indexer", (q, keys, randn(tokens, heads).to(dtype), batch, topk)

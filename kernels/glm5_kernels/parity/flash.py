@@ -1,0 +1,98 @@
+"""The inputs of the parity suite for what GLM-5.3-Flash adds: KDA, pools of index keys, attention without rotation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from glm5_kernels.parity.compare import Tolerance
+from glm5_kernels.parity.inputs import (
+    BATCHES,
+    HEADS,
+    INDEX_DIM,
+    INDEX_HEADS,
+    RANK,
+    Case,
+    paged_batch,
+    paged_cache,
+    sums,
+)
+
+POOL = 4
+KDA_HEADS, KDA_DIM = 3, 128
+#: Tokens of each sequence, and those after which its state is written: the last one or, of drafts, all.
+SEQUENCES = {
+    "decode": ([1, 1, 1], False),
+    "drafts": ([4, 6, 1], True),
+    "prefill": ([70], False),
+    "mixed": ([33, 0, 1, 17], False),
+    "short and empty": ([1, 0, 2], False),
+}
+
+
+def _kda(generator: torch.Generator) -> Iterator[Case]:
+    for dtype, (name, (lengths, drafts)) in itertools.product((torch.float32, torch.bfloat16), SEQUENCES.items()):
+        tokens, heads = sum(lengths), (KDA_HEADS, KDA_DIM)
+        q, k, v = (torch.randn(tokens, *heads, generator=generator).to(dtype) for _ in range(3))
+        g = -5 * torch.sigmoid(3 * torch.randn(tokens, *heads, generator=generator))
+        beta = torch.rand(tokens, KDA_HEADS, generator=generator)
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+        slots = torch.randperm(tokens + len(lengths) + 1, generator=generator).int()
+        initial, written = slots[: len(lengths)].clone(), slots[len(lengths) : -1].clone()
+        initial[0] = -1 if name != "decode" else initial[0]
+        if not drafts:
+            written[~torch.isin(torch.arange(tokens), starts[1:] - 1)] = -1
+        states = torch.randn(len(slots), *heads, KDA_DIM, generator=generator)
+        learnt = Tolerance(1e-5, 1e-5, "rows of a state added in another order")
+        outputs = ("out", sums(dtype, KDA_DIM)), ("states", learnt)
+        arguments = q, k, v, g, beta, states, starts, initial, written
+        yield Case("kda", f"{name}, {str(dtype)[6:]}", arguments, outputs)
+
+
+def _pools(generator: torch.Generator) -> Iterator[Case]:
+    for dtype, (name, requests) in itertools.product((torch.float32, torch.bfloat16), BATCHES.items()):
+        batch, ring = paged_batch(requests, generator), 3 * POOL
+        tokens = int(batch.query_start_loc[-1])
+        k, gate = torch.randn(2, tokens, INDEX_DIM, generator=generator).to(dtype)
+        rings = torch.randperm(len(requests) + 1, generator=generator)[: len(requests)].int()
+        tail = torch.randn(len(requests) + 1, 2, ring, INDEX_DIM, generator=generator).to(dtype)
+        cache = paged_cache(batch.block_table, INDEX_DIM, dtype, generator)
+        ape = torch.randn(POOL, INDEX_DIM, generator=generator)
+        outputs = ("tail_cache", Tolerance(0.0, 0.0, "copies")), ("pool_cache", sums(dtype, POOL))
+        arguments = k, gate, ape, batch, rings, tail, cache
+        yield Case("indexer_pool", f"{name}, {str(dtype)[6:]}", arguments, outputs)
+
+
+def _pooled_indexer(generator: torch.Generator) -> Iterator[Case]:
+    for dtype, (name, requests) in itertools.product((torch.float32, torch.bfloat16), BATCHES.items()):
+        batch = paged_batch(requests, generator)
+        tokens = int(batch.query_start_loc[-1])
+        q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype)
+        weights = torch.randn(tokens, INDEX_HEADS, generator=generator).to(dtype)
+        keys = paged_cache(batch.block_table, INDEX_DIM, dtype, generator)
+        variant = f"{name}, {str(dtype)[6:]}, top 64, pools of {POOL}"
+        yield Case("lightning_indexer", variant, (q, keys, weights, batch, 64, POOL), gap=1e-3)
+
+
+def _attention(generator: torch.Generator) -> Iterator[Case]:
+    for dtype, name in itertools.product((torch.float32, torch.bfloat16), ("decode", "MTP", "short and empty")):
+        batch = paged_batch(BATCHES[name], generator)
+        tokens = int(batch.query_start_loc[-1])
+        nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).to(dtype)
+        cache = paged_cache(batch.block_table, RANK, dtype, generator)
+        order = [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
+        selected = torch.nn.functional.pad(torch.stack(order)[:, :256].int(), (0, 8), value=-1)
+        arguments = nope, nope[..., :0], cache, cache[..., RANK:], selected, batch, 0.0625, False
+        outputs = ("out", sums(dtype, RANK)), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
+        yield Case("sparse_flash_attention", f"{name}, {str(dtype)[6:]}, no rotation", arguments, outputs)
+
+
+#: As in `cases.cases`.
+MAKERS: tuple[tuple[set[str], Callable[[torch.Generator], Iterator[Case]]], ...] = (
+    ({"kda"}, _kda),
+    ({"indexer_pool"}, _pools),
+    ({"lightning_indexer"}, _pooled_indexer),
+    ({"sparse_flash_attention"}, _attention),
+)
