@@ -63,10 +63,11 @@ struct KdaColumns {
   int64_t pitch;
 };
 
-// One token, for 16 * kGroups columns: target <- source, which may be one, with row t of the scratch.
+// One token, for 16 * kGroups columns: target <- source, which may be one, with row t of the scratch. Meanwhile as many
+// elements are prefetched from `ahead` on, if any.
 template <int kGroups>
 inline void kda_columns(const KdaScratch& mine, int64_t keys, int64_t t, float beta, const float* v, KdaColumns source,
-                        KdaColumns target, float* out_columns) {
+                        KdaColumns target, const float* ahead, float* out_columns) {
   const float *const q = mine.q + t * keys, *const k = mine.k + t * keys, *const decay = mine.decay + t * keys,
                      *const reader = mine.reader + t * keys;
   const auto at = [](KdaColumns columns, int64_t row, int g)
@@ -74,6 +75,7 @@ inline void kda_columns(const KdaScratch& mine, int64_t keys, int64_t t, float b
   F32x16 change[kGroups], odd[kGroups], out[kGroups];
   GLM5_GROUPS(g) change[g] = odd[g] = out[g] = F32x16::zero();
   for (int64_t row = 0; row < keys; row += 2) {  // two sums, because one alone would wait for itself
+    if (ahead) prefetch(ahead + kLanes * row, 128);
     const F32x16 even_key = F32x16::broadcast(reader[row]), odd_key = F32x16::broadcast(reader[row + 1]);
     GLM5_GROUPS(g) {
       change[g] = fma(even_key, F32x16::load(at(source, row, g)), change[g]);
@@ -85,6 +87,7 @@ inline void kda_columns(const KdaScratch& mine, int64_t keys, int64_t t, float b
   for (int64_t row = 0; row < keys; ++row) {
     const F32x16 query = F32x16::broadcast(q[row]), key = F32x16::broadcast(k[row]),
                  kept = F32x16::broadcast(decay[row]);
+    if (ahead) prefetch(ahead + kLanes * (keys + row), 64);
     GLM5_GROUPS(g) {
       const F32x16 learnt = fma(key, change[g], kept * F32x16::load(at(source, row, g)));
       learnt.store(at(target, row, g));
@@ -106,8 +109,11 @@ inline void kda_tokens(const Kda& op, int64_t first, int64_t count, int64_t head
   };
   for (int64_t t = 0; t < count; ++t) {
     const int64_t next = op.state_slots[first + t], offset = t * op.values + column;
-    kda_columns<kGroups>(mine, op.keys, t, op.beta[(first + t) * op.heads + head], mine.v + offset, columns_of(slot),
-                         columns_of(next), mine.out + offset);
+    const KdaColumns source = columns_of(slot);
+    // The next head follows in memory: at the first token all columns together prefetch it in its order.
+    const float* const ahead = slot < 0 || t > 0 ? nullptr : source.base - column + op.keys * (op.values + column);
+    kda_columns<kGroups>(mine, op.keys, t, op.beta[(first + t) * op.heads + head], mine.v + offset, source,
+                         columns_of(next), ahead, mine.out + offset);
     slot = next;
   }
 }
