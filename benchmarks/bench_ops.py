@@ -39,6 +39,7 @@ from tools.ops_cases import (
     attention,
     experts,
     indexer,
+    kda,
     packed_experts,
     preprocess,
     product,
@@ -185,6 +186,8 @@ def main() -> int:
                 ("lightning_indexer", lambda r=requests, t=tokens, c=context: indexer(r, t, c)),  # type: ignore[misc]
                 ("sparse_flash_attention", lambda r=requests, t=tokens, c=context: attention(r, t, c)),  # type: ignore[misc]
             ]
+    for requests, tokens in ((1, 1), (8, 1), (1, args.prefill)):
+        makers += [("kda", lambda r=requests, t=tokens: kda(r, t))]  # type: ignore[misc]
     makers += [("w4a8_moe", lambda: experts(8))]
     for tokens in (1, 8, 64, 512):
         makers += [("w4a8_moe", lambda t=tokens: packed_experts(t))]  # type: ignore[misc]

@@ -107,6 +107,19 @@ def attention(requests: int, tokens: int, context: int) -> Case:
     return Case("sparse_flash_attention", shape, operands, relative, 1e-2, bytes_read, [scores, values])
 
 
+def kda(sequences: int, tokens: int) -> Case:
+    """GLM-5.3-Flash's heads, in place. Nothing decays and nothing is learnt: every call computes the same."""
+    count, heads = sequences * tokens, (HEADS, INDEX_DIM)
+    q, k, v = (torch.randn(count, *heads).bfloat16() for _ in range(3))
+    states, slots = torch.randn(sequences, *heads, INDEX_DIM), torch.arange(sequences).int()
+    written = torch.full((sequences, tokens), -1).int()
+    written[:, -1] = slots
+    starts = torch.arange(sequences + 1).int() * tokens
+    operands = q, k, v, torch.zeros(count, *heads), torch.zeros(count, HEADS), states, starts, slots, written.flatten()
+    work = 6.0 * count * HEADS * INDEX_DIM**2, (torch.float32,)  # the sum that is read, the rank-one update, the output
+    return Case("kda", f"B={sequences} n={tokens}", operands, relative, 1e-2, 2.0 * 4 * states.numel(), [work])
+
+
 def linear(n: int, k: int) -> LinearWeights:
     return LinearWeights(torch.randint(-127, 128, (n, k), dtype=torch.int8), PER_TOKEN, torch.rand(n) * 1e-3)
 
