@@ -44,8 +44,13 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
         """Tokens of the longest request."""
         return int(self.seq_lens.max())
 
-    def angles(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; computed once per step."""
+    def angles(self, table: torch.Tensor | None, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; computed once per step.
+
+        Without a table nothing is rotated: rope is 0.
+        """
+        if table is None:
+            return torch.empty(len(positions), 0), torch.empty(len(positions), 0)
         key = table.data_ptr(), positions.numpy().tobytes()
         if key not in self._angles:
             cos, sin = table[positions].float().chunk(2, dim=-1)

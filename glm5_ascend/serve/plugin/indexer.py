@@ -6,6 +6,7 @@ and `choose_positions` does the work of its forward, which needs a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,23 @@ from glm5_ascend.serve.plugin.backend import SparseMLAMetadata
 from glm5_ascend.serve.plugin.compat import change_class
 from glm5_ascend.serve.plugin.platform import int8_caches
 from glm5_kernels import ops
+
+
+def indexer_columns(indexer: Any) -> int:
+    """Positions that a token attends to, at most: the tokens behind the last complete pool come on top."""
+    columns: int = indexer.topk_tokens + getattr(indexer, "index_kpool", 1) - 1
+    return columns
+
+
+def install_indexer(indexer: Any) -> Callable[..., torch.Tensor]:
+    """Give an indexer of any architecture our caches, and return what chooses its positions."""
+    if isinstance(indexer, Indexer):
+        install_cache(indexer)
+        return choose_positions
+    from glm5_ascend.serve.plugin import pooled_indexer  # imports vLLM's module of GLM-5.3-Flash
+
+    pooled_indexer.install_caches(indexer)
+    return pooled_indexer.choose_positions
 
 
 def install_cache(indexer: Indexer) -> None:

@@ -113,6 +113,16 @@ class ExpertTensors:
         return ops.ExpertWeights(gate_up), torch.cat(scales[:2], dim=1), ops.ExpertWeights(down), scales[2]
 
 
+def text_tensors(
+    tensors: Iterable[tuple[str, torch.Tensor]], config: ModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of the language model, by vLLM's names of a model of text."""
+    tower, (stored, engine) = config.spec.tower, config.engines.type_aliases
+    for name, tensor in tensors:
+        if tower is None or not name.startswith(tower.prefix):
+            yield engine + name.removeprefix(stored) if name.startswith(stored) else name, tensor
+
+
 def expert_tensors(model: Any) -> dict[str, ExpertTensors]:
     """The prefix of each layer's routed experts in the checkpoint, and where their tensors go."""
     return {

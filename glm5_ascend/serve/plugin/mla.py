@@ -19,7 +19,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.plugin.backend import SparseMLAMetadata, current_metadata
 from glm5_ascend.serve.plugin.caches import LatentAttention
 from glm5_ascend.serve.plugin.compat import KEEP_WEIGHT, change_class
-from glm5_ascend.serve.plugin.indexer import choose_positions, install_cache
+from glm5_ascend.serve.plugin.indexer import indexer_columns, install_indexer
 from glm5_ascend.serve.plugin.linear import linear_weights
 from glm5_ascend.serve.plugin.loaders import mapped
 from glm5_ascend.serve.plugin.platform import int8_caches
@@ -36,8 +36,9 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         self.uses_dsa = self.is_sparse and self.q_lora_rank is not None
         if not self.uses_dsa:
             return
+        self.topk_columns = None if self.indexer is None else indexer_columns(self.indexer)
         if self.indexer is not None:
-            install_cache(self.indexer)
+            self.choose_positions = install_indexer(self.indexer)
         change_class(self.mla_attn, LatentAttention)
         self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
@@ -68,7 +69,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata) -> torch.Tensor:
         """Attend and write this step's rows into the caches: [T, hidden_size] -> [T, H * v_head_dim]."""
         tokens = hidden_states.shape[0]
-        cos, sin = metadata.angles(self.rotary_emb.cos_sin_cache, positions)
+        cos, sin = metadata.angles(None if self.rotary_emb is None else self.rotary_emb.cos_sin_cache, positions)
         cache, slots = self.mla_attn.kv_cache, metadata.slot_mapping
         rows, is_int8 = cache, self.mla_attn.has_int8_cache
         if is_int8:  # this step's rows in the model's dtype, quantized below
@@ -91,10 +92,10 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         )
         if is_int8:
             ops.write_rows(cache, metadata.slot_mapping, ops.pack_latents(ckv[0], kpe[0]))
-        topk_indices = self.mla_attn.impl.topk_indices_buffer[:tokens]
+        topk_indices = self.mla_attn.impl.topk_indices_buffer[:tokens, : self.topk_columns]
         if self.indexer is not None and not self.skip_topk:
             topk_indices.copy_(
-                choose_positions(self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata)
+                self.choose_positions(self.indexer, hidden_states, q_c, positions, self.indexer_rope_emb, metadata)
             )
         # Probabilities are rounded as an NPU rounds them: their products take half the time of fp32.
         selection = topk_indices, metadata.paged, self.mla_attn.scale, True

@@ -18,7 +18,13 @@ from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.plugin.linear import use_our_products
-from glm5_ascend.serve.plugin.loading import ExpertTensors, expert_tensors, require_tensors, without_experts
+from glm5_ascend.serve.plugin.loading import (
+    ExpertTensors,
+    expert_tensors,
+    require_tensors,
+    text_tensors,
+    without_experts,
+)
 from glm5_ascend.serve.plugin.mapped_files import MappedFiles, Reader, Step, mapped_files
 from glm5_ascend.serve.servable import topk_pattern
 
@@ -39,7 +45,7 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-class _FromMappedFiles(torch.nn.Module):
+class FromMappedFiles(torch.nn.Module):
     """Loads a model from the checkpoint's files where they are mapped; the files of a name of the hub as vLLM does."""
 
     is_draft = False
@@ -61,9 +67,11 @@ class _FromMappedFiles(torch.nn.Module):
             return loaded
         next(iter(weights))  # starts vLLM's clock
         files, types = mapped_files(self.directory), self.description.types if self.description else {}
-        require_tensors(files.checkpoint, load_config(self.directory), types, self.is_draft)
+        config = load_config(self.directory)
+        require_tensors(files.checkpoint, config, types, self.is_draft)
         experts = expert_tensors(self)
-        loaded = super().load_weights(without_experts(files.tensors(), experts))  # type: ignore[misc]
+        tensors = without_experts(text_tensors(files.tensors(), config), experts)
+        loaded = super().load_weights(tensors)  # type: ignore[misc]
         self.after_loading(files, loaded)
         rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         if not files.read_ahead(*self._weights(experts), rank=rank, ranks=ranks, cache_bytes=self.cache_bytes):
@@ -92,7 +100,7 @@ class _FromMappedFiles(torch.nn.Module):
         return weights, tables
 
 
-class Glm5ForCausalLM(_FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[misc]
+class Glm5ForCausalLM(FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """The target model. A rotated checkpoint's `rot.weight` is used by the draft model only."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -107,7 +115,7 @@ class Glm5ForCausalLM(_FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[m
         return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
 
-class Glm5MTP(_FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
+class Glm5MTP(FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
     """The draft model. In a QuaRot-rotated checkpoint the hidden state passes `rot` before the layer's hnorm.
 
     `rot.weight` = Q^T diag(g) Q [h, h] restores the final norm's weight g, which rotation folded into lm_head. It is
@@ -165,6 +173,13 @@ class Glm5MTP(_FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Register both under the names that vLLM looks up; strings keep the imports lazy."""
-    for architecture, name in (("GlmMoeDsaForCausalLM", "Glm5ForCausalLM"), ("DeepseekV32MTPModel", "Glm5MTP")):
-        ModelRegistry.register_model(architecture, f"{__name__}:{name}")
+    """Register the models under the names that vLLM looks up; strings keep the imports lazy."""
+    flash = "glm5_ascend.serve.plugin.glm5_next"
+    models = {
+        "GlmMoeDsaForCausalLM": f"{__name__}:Glm5ForCausalLM",
+        "DeepseekV32MTPModel": f"{__name__}:Glm5MTP",
+        "Glm5NextForConditionalGeneration": f"{flash}:Glm5NextForCausalLM",
+        "Glm5NextMTPModel": f"{flash}:Glm5NextMTP",
+    }
+    for architecture, name in models.items():
+        ModelRegistry.register_model(architecture, name)

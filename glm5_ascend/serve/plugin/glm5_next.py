@@ -1,0 +1,57 @@
+"""GLM-5.3-Flash's target and draft (MTP) models: vLLM's models with our attention layers, from the mapped files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from glm5_ascend.serve.plugin import linear_attention, residual_streams
+from glm5_ascend.serve.plugin.mapped_files import Step
+from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
+from glm5_ascend.serve.plugin.text_model import glm5next
+
+
+def complete(config: Any) -> None:
+    """Add to transformers' configuration what vLLM reads and only a model with RoPE has."""
+    if not hasattr(config, "indexer_rope_interleave"):
+        config.indexer_rope_interleave = True
+
+
+class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # type: ignore[misc]
+    """The target model, without its vision tower."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        complete(vllm_config.model_config.hf_text_config)
+        keep_freed_memory()
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        linear_attention.install(self)
+        residual_streams.install(self)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Any) -> tuple[tuple[int, ...], ...]:
+        shapes: tuple[tuple[int, ...], ...] = super().get_mamba_state_shape_from_config(vllm_config)
+        return (*shapes, linear_attention.LENGTH_SHAPE)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:
+        dtypes: tuple[torch.dtype, ...] = super().get_mamba_state_dtype_from_config(vllm_config)
+        return (*dtypes, linear_attention.LENGTH_DTYPE)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        convolution, recurrent = super().get_mamba_state_copy_func()
+        return convolution, recurrent, recurrent
+
+    def steps(self) -> list[Step]:
+        return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
+
+
+class Glm5NextMTP(FromMappedFiles, glm5next.Glm5NextMTP):  # type: ignore[misc]
+    """The draft model."""
+
+    is_draft = True
+
+    def steps(self) -> list[Step]:
+        (layer,) = self.model.layers.values()
+        return [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
