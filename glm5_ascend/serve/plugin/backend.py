@@ -6,9 +6,10 @@ split kv_b_proj weights; its forward is never called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from vllm.forward_context import get_forward_context
@@ -20,6 +21,8 @@ from vllm.v1.attention.backend import (
 )
 
 from glm5_kernels.ops import PagedBatch
+
+R = TypeVar("R")
 
 
 @dataclass
@@ -34,6 +37,7 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
 
     _angles: dict[tuple[int, bytes], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     _all_positions: dict[bytes, torch.Tensor] = field(default_factory=dict)
+    _once: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def paged(self) -> PagedBatch:
@@ -43,6 +47,13 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     def longest(self) -> int:
         """Tokens of the longest request."""
         return int(self.seq_lens.max())
+
+    def once(self, name: str, make: Callable[[], R]) -> R:
+        """What `make` returns at the first call in this step with this name."""
+        if name not in self._once:
+            self._once[name] = make()
+        result: R = self._once[name]
+        return result
 
     def angles(self, table: torch.Tensor | None, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos, sin fp32 [T, rope / 2] at these positions of a rotary table; computed once per step.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from glm5_ascend.serve.plugin import linear_attention, residual_streams
+from glm5_ascend.serve.plugin.compat import change_class
 from glm5_ascend.serve.plugin.mapped_files import Step
 from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
-from glm5_ascend.serve.plugin.text_model import glm5next
+from glm5_ascend.serve.plugin.text_model import glm5next, mtp
 
 
 def complete(config: Any) -> None:
@@ -47,10 +49,45 @@ class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # typ
         return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
 
-class Glm5NextMTP(FromMappedFiles, glm5next.Glm5NextMTP):  # type: ignore[misc]
+class DraftLayer(mtp.Glm5NextMultiTokenPredictorLayer):  # type: ignore[misc]
+    """vLLM's layer, whose forward begins with a GPU kernel."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        previous_hidden_states: torch.Tensor,
+        inputs_embeds: torch.Tensor,
+        spec_step_index: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [T, hidden_size] for the logits, and the same for the next draft."""
+        embeds = self.enorm(inputs_embeds.masked_fill(positions[:, None] == 0, 0))
+        hidden = self.eh_proj(torch.cat([embeds, self.hnorm(previous_hidden_states)], dim=-1))
+        hidden, residual, *_ = self.mtp_block(positions=positions, hidden_states=hidden, residual=None)
+        hidden, _ = self.shared_head.norm(hidden, residual=residual)
+        return hidden, hidden
+
+
+class _Draft(glm5next.Glm5NextMTP):  # type: ignore[misc]
+    """vLLM's draft model, which has the target's head."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        own = (pair for pair in weights if ".shared_head.head." not in pair[0])
+        loaded: set[str] = super().load_weights(own)
+        return loaded
+
+
+class Glm5NextMTP(FromMappedFiles, _Draft):
     """The draft model."""
 
     is_draft = True
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        complete(vllm_config.speculative_config.draft_model_config.hf_text_config)
+        complete(vllm_config.model_config.hf_text_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        for layer in self.model.layers.values():
+            change_class(layer, DraftLayer)
 
     def steps(self) -> list[Step]:
         (layer,) = self.model.layers.values()
