@@ -13,10 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from vllm.config.vllm import get_layers_from_vllm_config
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend, GDNAttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+from vllm.v1.kv_cache_interface import MambaSpec
 
 
 @dataclass
@@ -182,3 +185,21 @@ class LinearBackend(GDNAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_builder_cls() -> type[LinearMetadataBuilder]:
         return LinearMetadataBuilder
+
+
+def fit_blocks(vllm_config: Any) -> None:
+    """Give a block of the cache the tokens whose rows fill what a state needs, unless the user has said how many.
+
+    Requests share prefixes of whole blocks, and their states at the end of a block.
+    """
+    cache = vllm_config.cache_config
+    specs = [
+        layer.get_kv_cache_spec(vllm_config)
+        for layer in get_layers_from_vllm_config(vllm_config, AttentionLayerBase).values()
+    ]
+    state = max(spec.page_size_bytes for spec in specs if isinstance(spec, MambaSpec))
+    rows = sum(spec.page_size_bytes for spec in specs if not isinstance(spec, MambaSpec))
+    if not cache.user_specified_block_size:
+        cache.block_size *= -(-state // rows)
+    if cache.mamba_cache_mode == "align":
+        cache.mamba_block_size = cache.block_size

@@ -11,7 +11,7 @@ from vllm.platforms.cpu import CpuPlatform
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.cores import BIND, physical_cores
-from glm5_ascend.serve.plugin import sampling
+from glm5_ascend.serve.plugin import sampling, state_copies
 from glm5_ascend.serve.tensor_parallel import OTHER_RANKS, require_even_split
 
 if TYPE_CHECKING:
@@ -40,12 +40,24 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         sampling.install()
         use_physical_cores()
         super().register_triton_kernel_overrides()
+        from vllm.triton_utils import HAS_TRITON
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        if not HAS_TRITON:
+            register_kernels(state_copies.kernels())
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
-        """Keep the block size of `check_and_update_config`: vLLM 0.33 sets 128 here unless the user gave one."""
+        """Keep the block size of `check_and_update_config`: vLLM 0.33 sets 128 here unless the user gave one.
+
+        Where a layer has a state, a block of the cache holds it or the rows of some tokens: of so many that it is full.
+        """
         if not is_dsa(vllm_config):
             super().update_block_size_for_backend(vllm_config)
+        elif vllm_config.model_config.is_hybrid:
+            from glm5_ascend.serve.plugin.linear_states import fit_blocks
+
+            fit_blocks(vllm_config)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -58,6 +70,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
         chunked_prefill, max_tokens = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
         prefix_caching, executor = cache.enable_prefix_caching, parallel.distributed_executor_backend
         block_size = cache.block_size if cache.user_specified_block_size else DEFAULT_BLOCK_SIZE
+        os.environ["VLLM_SSM_CONV_STATE_LAYOUT"] = "SD"  # a row per token
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked_prefill, max_tokens
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
