@@ -8,8 +8,8 @@ import re
 import numpy as np
 import torch
 
-#: A matrix or vector whose typical value is smaller is judged as if it were this; one of a larger one, as of `_LARGE`.
-MATRIX_BODY, VECTOR_BODY, _LARGE = 2.0**-6, 1.0, 2.0**16
+#: A matrix or vector whose typical value is smaller is judged as if it were this.
+MATRIX_BODY, VECTOR_BODY = 2.0**-6, 1.0
 #: Largest value of a source over its typical one. Outlier channels have 1,000 times the others, single weights 10^6.
 #: bf16 made of lower-case letters has 2^67 to 2^117, a flipped exponent bit 2^64 and more.
 _IMPOSSIBLE = 2.0**32
@@ -43,11 +43,11 @@ def text_in(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def times_typical(values: torch.Tensor, largest: float, body: float) -> float:
-    """`largest` over the median magnitude of a sample of `values`, which is taken to be `body` at least."""
+def times_typical(values: torch.Tensor, largest: float, body: float, most: float = 2.0**16) -> float:
+    """`largest` over the median magnitude of a sample of `values`, which is taken to be `body` to `most`."""
     flat = values.reshape(-1)
     sample = flat[:: max(len(flat) // _SAMPLE, 1)].float().abs()
-    return largest / min(max(float(sample.nanmedian()), body), _LARGE)
+    return largest / min(max(float(sample.nanmedian()), body), most)
 
 
 def nonsense_in(stored: torch.Tensor, values: torch.Tensor) -> str | None:
@@ -64,6 +64,6 @@ def nonsense_in(stored: torch.Tensor, values: torch.Tensor) -> str | None:
     if not math.isfinite(low + high) and (count := int((~values.isfinite()).sum())):
         return f"{count} values are NaN or infinite"
     largest, body = max(high, -low), MATRIX_BODY if values.dim() > 1 else VECTOR_BODY
-    if largest > _IMPOSSIBLE * body and (times := times_typical(values, largest, body)) > _IMPOSSIBLE:
+    if largest > _IMPOSSIBLE * body and (times := times_typical(values, largest, body, 1.0)) > _IMPOSSIBLE:
         return f"its largest value is {largest:.3g}, {times:.1g} times its typical one: no weight has that"
     return None

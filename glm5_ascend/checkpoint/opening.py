@@ -23,7 +23,8 @@ _MARKER = re.compile(r"\s*(\[\w+\]|<\w+>)")
 def opening(tokenizer: SourceTokenizer) -> tuple[str, list[int]]:
     """Text and token ids of the markers that the template begins with; "" and [] if it begins otherwise."""
     literal = _first_literal(_template(tokenizer.source))
-    text, ids, end = "", [], 0
+    text, end = "", 0
+    ids: list[int] = []
     while (marker := _MARKER.match(literal, end)) and len(token := tokenizer.encode(marker[1])) == 1:
         text, ids, end = text + marker[1], [*ids, *token], marker.end()
     return text, ids

@@ -58,7 +58,8 @@ def read_tasks(path: Path | None, source: Path, length: int, limit: int) -> Text
         else encoded_pieces(path, tokenizer)
     )
     by_task = _by_task(records, length, limit, opening(tokenizer)[1])
-    windows, tasks = [], []
+    windows: list[torch.Tensor] = []
+    tasks: list[str] = []
     for task, (packer, all_windows) in by_task.items():
         if not all_windows:
             text = f"{name}: task {task!r}" if task else name

@@ -14,6 +14,7 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.workers import Workers
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.spec import Linear, Weight, input_readers
 from glm5_ascend.quantize.calibration.forward import (
     LayerStreams,
@@ -131,7 +132,13 @@ class LayerQuantizer:
         def prepare(key: tuple[str, int, LinearPlan]) -> RoundingState | None:
             name, planned = shared[key][0], key[2]
             rows, scale = statistics[name].rows, scales.get(name)
-            return planned.method.prepare(rows if scale is None else rows / scale, planned.steps)
+            try:
+                return planned.method.prepare(rows if scale is None else rows / scale, planned.steps)
+            except torch.linalg.LinAlgError:  # the squares of its inputs are not finite
+                raise CheckpointError(
+                    f"{self.weights.source.directory}: {self.prefix}{name}: the calibration texts give it inputs that "
+                    "are too large", "weights of an impossible size in the layers before? download them again",
+                ) from None  # fmt: skip
 
         states = zip(shared, self.workers.map(prepare, shared), strict=True)
         return {name: state for key, state in states for name in shared[key]}

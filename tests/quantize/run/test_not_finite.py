@@ -61,3 +61,30 @@ def test_it_is_refused_by_name_and_nothing_is_published(
     assert f"{path}: {name}: {fault}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_inputs_that_are_too_large_name_the_linear(tmp_path: Path) -> None:
+    """Finite gains, but the squares of what comes of them are not: GPTQ has no matrix to factor."""
+    source, calib = write_tiny_model(tmp_path / "source", dtype="float32"), write_calibration(tmp_path / "calib.jsonl")
+    (path,) = source.glob("*.safetensors")
+    tensors = load_file(path)
+    tensors["model.layers.1.post_attention_layernorm.weight"][:] = 3e9
+    save_file(tensors, path, metadata={"format": "pt"})
+    small = ["--calib", calib, "--samples", 2, "--quiet"]
+    done = in_process("quantize", source, tmp_path / "out", "--recipe", "w8a8-best", *small)
+    assert done.returncode == 2 and "down_proj: the calibration texts give it inputs that are too large" in done.stderr
+
+
+def test_an_error_that_is_no_number_is_one(tiny_source: Path) -> None:
+    from glm5_ascend.checkpoint.source import open_source
+    from glm5_ascend.errors import CheckpointError
+    from glm5_ascend.quantize.plan import QuantizationPlan
+    from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+    from glm5_ascend.quantize.run.store import Store
+
+    source = open_source(tiny_source)
+    plan = QuantizationPlan(source, load_recipe(find_recipe("rtn-w4a8")))
+    (weight,) = [w for w in source.config.spec.expert_linears(2) if w.name.endswith("down_proj")]
+    rows = torch.full(weight.shape(source.config.sizes), torch.inf)
+    with pytest.raises(CheckpointError, match=r"experts\.2\.down_proj\.weight: the error of its W4A8_DYNAMIC weights"):
+        Store(plan, None, None).write_rows("model.layers.1.", weight, rows, 0)  # type: ignore[arg-type]
