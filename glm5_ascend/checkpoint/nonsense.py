@@ -15,8 +15,9 @@ MATRIX_BODY, VECTOR_BODY = 2.0**-6, 1.0
 _IMPOSSIBLE = 2.0**32
 #: Bytes; a shorter run of printable ones happens in weights.
 _RUN = 64
-#: One word of 8 bytes in so many is looked at: two next to each other lie in every run of 72 bytes.
-_STRIDE = 4
+#: One word of 8 bytes in so many is looked at, for time; two next to each other lie in every run of 72 bytes, and in
+#: pieces of `_LARGE` bytes and more in every run of 520.
+_STRIDE, _LARGE_STRIDE, _LARGE = 4, 32, 2**20
 _HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]{%d,}" % _RUN)
 #: Values that bytes at every other place of 64 must have: gains of norms as bf16 are printable, too (0.63 to 0.99 is
@@ -28,14 +29,15 @@ _SAMPLE = 1024
 def text_in(tensor: torch.Tensor) -> str | None:
     """Say where the bytes of a stored tensor are text: "holds text, not values: '<!DOCTYPE html>'"."""
     data = tensor.reshape(-1).view(torch.uint8).numpy()
-    words = data[: len(data) // 8 * 8].view(np.int64)[::_STRIDE]
+    stride = _STRIDE if len(data) < _LARGE else _LARGE_STRIDE
+    words = data[: len(data) // 8 * 8].view(np.int64)[::stride]
     ascii_only = (words & _HIGH_BITS) == 0
-    places = np.flatnonzero(ascii_only[1:] & ascii_only[:-1]) * (8 * _STRIDE)
+    places = np.flatnonzero(ascii_only[1:] & ascii_only[:-1]) * (8 * stride)
     end = 0
     for place in places.tolist():
         if place < end:
             continue
-        start, end = max(place - _RUN, 0), place + 8 * _STRIDE * 2 + _RUN
+        start, end = max(place - _RUN, 0), place + 8 * stride * 2 + _RUN
         for run in _TEXT.finditer(data[start:end].tobytes()):
             if all(len(set(run[0][parity::2])) >= _VARIED for parity in (0, 1)):
                 shown = run[0][:40].decode("ascii")

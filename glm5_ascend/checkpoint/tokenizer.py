@@ -140,8 +140,10 @@ class SourceTokenizer:
             while not ended and not problem:
                 thread.join(_POLL_S)
                 seconds = time.process_time() - used
-                if seconds > limit or (seconds > 1 and time.monotonic() - began > WALL_SECONDS):
-                    problem = f"computed for {seconds:.0f} s without an answer"
+                if seconds > limit:
+                    problem = f"computed for {limit} s without an answer"
+                elif seconds > 1 and time.monotonic() - began > WALL_SECONDS:
+                    problem = f"gave no answer in {WALL_SECONDS} s"
                 if process.memory_info().rss > memory + MEMORY_BYTES:
                     problem = f"needs more than {MEMORY_BYTES / 1024**3:.0f} GiB of memory"
         if not ended or isinstance(ended[0][1], MemoryError):

@@ -36,6 +36,14 @@ def test_text_is_found_at_every_place(text: bytes, dtype: torch.dtype) -> None:
         assert found is not None and found.startswith("holds text, not values"), at
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_a_page_in_a_large_tensor(dtype: torch.dtype) -> None:
+    tensor = (weights(1024, 1100) * (1000 if dtype is torch.int8 else 1)).to(dtype)
+    assert text_in(tensor) is None
+    for at in (0, 1, 333_333, tensor.nbytes - 520):
+        assert text_in(with_bytes(tensor, PAGE[:520], at)) is not None
+
+
 @pytest.mark.parametrize("value", [1e33, -1e33, 1e10, 3e38])
 def test_one_impossible_value(value: float) -> None:
     for tensor in (weights(64, 96), 1 + 10 * weights(512)):
