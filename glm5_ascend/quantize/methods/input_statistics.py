@@ -10,6 +10,8 @@ from glm5_ascend.quantize.methods.rounding import ActivationRange
 
 #: Rows of a linear's input kept for the smoothing searches, all calibration sequences together.
 SEARCH_ROWS = 512
+#: Times the energy of the median row that a row counts for at most, see `levelled`.
+LOUDEST = 32.0
 
 
 @dataclass
@@ -94,3 +96,14 @@ def spread(x: torch.Tensor, limit: int) -> torch.Tensor:
     if len(x) <= limit:
         return x
     return x[torch.linspace(0, len(x) - 1, limit).round().long().to(x.device)]
+
+
+def levelled(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of X [n, K], those with more than `LOUDEST` times the median energy scaled down to that.
+
+    In SmolLM2 a text's first token has millions of times the energy of others inside an expert, and leaves a residual
+    stream so large that all following norms divide by hundreds. In sums of squares nothing else would count.
+    """
+    energy = rows.square().sum(1, keepdim=True)
+    limit = LOUDEST * energy.median()
+    return torch.where(energy > limit, rows * (limit / energy.clamp_min(1e-30)).sqrt(), rows) if limit > 0 else rows

@@ -12,7 +12,7 @@ from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.quantize.calibration.forward import Routed, product
-from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics, spread
+from glm5_ascend.quantize.methods.input_statistics import SEARCH_ROWS, InputStatistics, levelled, spread
 from glm5_ascend.quantize.methods.method import Method, RoundingState
 from glm5_ascend.quantize.methods.smoothing import search_scale
 from glm5_ascend.quantize.methods.transforms import Tensors, move_scale
@@ -139,10 +139,11 @@ def run_expert(
         tokens, weight = token[index], routed.weight[token[index], slot[index], None]
         x = routed.inputs.rows(tokens).to(gate.device)
         inner = layers.swiglu(config, product(x, gate), product(x, up))
-        inputs.down.add(inner)
+        counted = levelled(inner)
+        inputs.down.add(counted)
         if needs:
             inputs.hidden_rows.append(x.cpu()[keep_hidden[index]] * weight[keep_hidden[index]])
-            inputs.inner_rows.append(inner.cpu()[keep_inner[index]] * weight[keep_inner[index]])
+            inputs.inner_rows.append(counted.cpu()[keep_inner[index]] * weight[keep_inner[index]])
         if routed.out is not None:
             routed.add(tokens, product(inner, down).cpu() * weight)
     return inputs
