@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,13 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).absolute().parent
-        build = SOURCE.parents[1] / "build" / "csrc"  # kept: the next build compiles what has changed
-        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        ninja, target = shutil.which("ninja"), Path(os.environ.get("CMAKE_TOOLCHAIN_FILE", "native")).stem
+        # Kept: the next build compiles what has changed. cmake --fresh would remove the objects.
+        build = SOURCE.parents[1] / "build" / f"csrc-{target}-{'ninja' if ninja else 'make'}"
+        # pip has a new folder of cmake and ninja each time
+        generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
         try:
-            subprocess.run(
-                ["cmake", "--fresh", "-S", SOURCE, "-B", build, f"-DOUTPUT={output}", *generator], check=True
-            )
+            subprocess.run(["cmake", "-S", SOURCE, "-B", build, f"-DOUTPUT={output}", *generator], check=True)
             subprocess.run(["cmake", "--build", build, "--parallel"], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             self.extensions.remove(ext)
