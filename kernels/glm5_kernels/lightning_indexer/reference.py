@@ -73,9 +73,10 @@ def expanded(operands: LightningIndexer, pools: torch.Tensor) -> torch.Tensor:
         return pools
     visible = query_layout(operands.batch, len(pools))[1].clamp_min(0)[:, None]
     offsets = torch.arange(pool, dtype=torch.int32)
-    chosen = torch.where(pools[..., None] >= 0, pools[..., None] * pool + offsets, -1).flatten(1)
+    positions = torch.full((len(pools), operands.topk + pool - 1), -1, dtype=torch.int32)
+    chosen = positions[:, : operands.topk].unflatten(1, (-1, pool))
+    torch.add((pools * pool)[..., None], offsets, out=chosen).clamp_min_(-1)  # pool -1: all below 0
     opened = visible // pool * pool + offsets[:-1]
-    positions = torch.nn.functional.pad(chosen, (0, pool - 1), value=-1)
     behind = (pools >= 0).sum(1, keepdim=True) * pool + offsets[:-1]
     return positions.scatter_(1, behind, torch.where(opened < visible, opened, -1).int())
 
