@@ -76,7 +76,6 @@ ENGINE_VIEWS = {
         type_aliases=("model.language_model.", "model."),
         vllm_ascend="vllm-ascend 0.30",
         lacks={
-            "vLLM on a CPU": "vLLM 0.32 computes linear attention (KDA) and the pooled indexer by GPU kernels only",
             "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
         },
     ),

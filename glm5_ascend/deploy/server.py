@@ -26,6 +26,7 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flag_table import installed_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
+from glm5_ascend.serve.limits import refuse_flags
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.middleware import GUARDS
 from glm5_ascend.serve.options import ServeOptions
@@ -106,7 +107,7 @@ def server_command(
         return with_key_flag(ServerCommand(merged_environment(env), argv))
     ours = [] if "--headless" in argv else list(GUARDS)
     if profile.platform == CPU:
-        load_config(checkpoint.directory).require("vLLM on a CPU")
+        refuse_flags(load_config(checkpoint.directory), argv)
         refuse_ranks(checkpoint.config, argv)
         if (checkpoint.directory / DESCRIPTION_NAME).exists() and "--quantization" not in given_flags(argv):
             ours += ["--quantization", "ascend"]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import FLOAT
@@ -16,6 +17,7 @@ from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.memory import FP32, cached_values
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
+from glm5_ascend.serve.limits import drafts_of
 from glm5_ascend.serve.tensor_parallel import ranks_of
 
 #: Bytes of the server's two processes before they load a model, and of the process of each rank of tensor parallel.
@@ -93,15 +95,14 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     """
     memory, config, flags = memory_of(checkpoint, command), load_config(checkpoint.directory), command.argv
     dtype = value_of(flags, "--dtype") or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    values = cached_values(config, range(config.num_layers_with_mtp))
-    longest, token = config.max_position_embeddings, (4 if dtype in ("float32", "float") else 2) * values
+    longest, blocks = config.max_position_embeddings, _blocks(config, 4 if dtype in ("float32", "float") else 2, flags)
     ranks = ranks_of(flags)
     left = (memory.available - memory.weights - memory.working) // ranks
-    most = memory.cache // ranks or max(left // 2, _cache_for(min(longest, _SHORT_CONTEXT), token))
+    most = memory.cache // ranks or max(left // 2, blocks.bytes_for(min(longest, _SHORT_CONTEXT)))
     stated = value_of(flags, "--max-model-len")
-    fits = max(_BLOCK, most // token - 3 * _BLOCK)
+    fits = max(_BLOCK, (most // blocks.size - blocks.fixed) * blocks.tokens)
     context = int(stated) if stated.isdecimal() else min(longest, fits if fits < 1024 else fits // 1024 * 1024)
-    needed = _cache_for(context, token)
+    needed = blocks.bytes_for(context)
     cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES), max(2**30, 2 * needed)))
     limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
     if memory.cache or "--gpu-memory-utilization" in given_flags(flags):
@@ -111,9 +112,37 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     return limits
 
 
-def _cache_for(context: int, token: int) -> int:
-    """Bytes of a cache that holds a sequence, with vLLM's empty block and the one that is begun."""
-    return (-(-context // _BLOCK) + 3) * _BLOCK * token
+class _Blocks(NamedTuple):
+    """Blocks of the cache: `tokens` and bytes of one, and how many a sequence has beside those of its tokens."""
+
+    tokens: int
+    size: int
+    fixed: int
+
+    def bytes_for(self, context: int) -> int:
+        """Bytes of a cache that holds a sequence."""
+        return (-(-context // self.tokens) + self.fixed) * self.size
+
+
+def _blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> _Blocks:
+    """The cache's blocks, as `plugin.linear_states.fit_blocks` makes them for values of `item` bytes.
+
+    Beside its tokens a sequence has vLLM's empty block and the one that is begun; the state of each linear attention
+    layer, the one before it, and one for each draft.
+    """
+    drafts, layers = drafts_of(flags), range(config.num_layers_with_mtp)
+    sparse = [layer for layer in layers if config.attention_kind(layer) == "sparse"]
+    pool = config.index_kpool
+    ring = 0 if pool == 1 else pool << ((pool + drafts - 1) // pool).bit_length()  # tokens: `RingCache`
+    rows = item * _BLOCK * cached_values(config, layers)
+    rings = item * 2 * ring * config.index_head_dim * len(sparse)
+    width, linear = config.linear_num_heads * config.linear_head_dim, len(layers) - len(sparse)
+    window = item * 3 * width * (config.linear_conv_kernel_dim - 1 + drafts)
+    state = (width * config.linear_head_dim * FP32 + window + 8) * bool(linear)
+    parts = max(1, -(-state // (rows + rings)))
+    size = max(state, parts * rows + rings)
+    states = linear and -(-linear // (size // state))
+    return _Blocks(parts * _BLOCK, size, 3 + states * (2 + drafts))
 
 
 def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ranks: int) -> int:

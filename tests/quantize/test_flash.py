@@ -286,8 +286,6 @@ def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, t
         (("quantize", "{flash}", "{out}"), "recipe w4a8: GLM-5.3-Flash cannot be rotated"),
         (("quantize", "{flash}", "{out}", "--recipe", "rtn-w4a8"), "bf16 only"),
         (("analyze", "{flash}"), "recipe w4a8: GLM-5.3-Flash cannot be rotated"),
-        (("serve", "{w4a8}", "--dry-run"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
-        (("serve", "{w4a8}", "--dry-run", "--profile", "cpu"), "vLLM on a CPU does not take GLM-5.3-Flash yet"),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
 )

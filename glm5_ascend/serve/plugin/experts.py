@@ -5,6 +5,7 @@ The weights stay where the checkpoint's files are mapped (`loading.ExpertTensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -47,7 +48,13 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> torch.Tensor:
         if layer.reader is not None:
             layer.reader.read(self.weights(layer, chosen_experts(topk_ids)))
-        return ops.w4a8_moe(x, topk_weights, topk_ids, *layer.operands)
+        return ops.w4a8_moe(x, topk_weights, topk_ids, *layer.operands, self.swiglu_limit)
+
+    @property
+    def swiglu_limit(self) -> float:
+        """Largest gate, and largest size of up, before their product."""
+        limit: float | None = self.moe.swiglu_limit
+        return math.inf if limit is None else limit
 
     @staticmethod
     def weights(layer: Any, experts: Iterable[int]) -> Iterator[torch.Tensor]:
@@ -82,7 +89,9 @@ class FloatExperts(Int8Experts):
             gate, up, down = layer.operands[expert]
             token, choice = torch.where(topk_ids == expert)
             rows = x[token]
-            hidden = silu(ops.int8_linear(rows, gate)).mul_(ops.int8_linear(rows, up))
+            limit = self.swiglu_limit
+            gated = silu(ops.int8_linear(rows, gate).clamp_(max=limit))
+            hidden = gated.mul_(ops.int8_linear(rows, up).clamp_(-limit, limit))
             out.index_add_(0, token, ops.int8_linear(hidden, down).float() * topk_weights[token, choice, None])
         return out.to(x.dtype)
 

@@ -11,20 +11,24 @@ from glm5_ascend.serve.plugin import linear_attention, residual_streams
 from glm5_ascend.serve.plugin.compat import change_class
 from glm5_ascend.serve.plugin.mapped_files import Step
 from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
+from glm5_ascend.serve.plugin.quantization import FloatConfig
 from glm5_ascend.serve.plugin.text_model import glm5next, mtp
 
 
-def complete(config: Any) -> None:
-    """Add to transformers' configuration what vLLM reads and only a model with RoPE has."""
-    if not hasattr(config, "indexer_rope_interleave"):
-        config.indexer_rope_interleave = True
+def complete(vllm_config: Any, *configs: Any) -> None:
+    """Add to transformers' configurations what vLLM reads and only a model with RoPE has; see `FloatConfig`."""
+    if vllm_config.quant_config is None:
+        vllm_config.quant_config = FloatConfig()
+    for config in configs:
+        if not hasattr(config, "indexer_rope_interleave"):
+            config.indexer_rope_interleave = True
 
 
 class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # type: ignore[misc]
     """The target model, without its vision tower."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        complete(vllm_config.model_config.hf_text_config)
+        complete(vllm_config, vllm_config.model_config.hf_text_config)
         keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         linear_attention.install(self)
@@ -83,8 +87,8 @@ class Glm5NextMTP(FromMappedFiles, _Draft):
     is_draft = True
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        complete(vllm_config.speculative_config.draft_model_config.hf_text_config)
-        complete(vllm_config.model_config.hf_text_config)
+        draft = vllm_config.speculative_config.draft_model_config
+        complete(vllm_config, vllm_config.model_config.hf_text_config, draft.hf_text_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.layers.values():
             change_class(layer, DraftLayer)

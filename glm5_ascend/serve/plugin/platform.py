@@ -83,6 +83,7 @@ class Glm5CpuPlatform(CpuPlatform):  # type: ignore[misc]
 
         # The layer reads the forward context: nothing to gain from tracing.
         vllm_config.compilation_config.mode = CompilationMode.NONE
+        vllm_config.kernel_config.enable_jit_warmup = False  # of kernels for GPUs
 
 
 def use_physical_cores() -> None:
@@ -141,6 +142,8 @@ def int8_caches(vllm_config: VllmConfig) -> Int8Caches:
             raise ConfigError(f"additional_config {name} is {values[name]!r}", "use true or false")
     enabled = Int8Caches(values.get(LI_KEY, False), values.get(SFA_KEY, False))
     config = vllm_config.model_config.hf_text_config
+    if any(enabled) and vllm_config.model_config.is_hybrid:
+        raise ConfigError(f"{LI_KEY} and {SFA_KEY} are not implemented for pooled keys", "drop both keys")
     if enabled.latents and config.kv_lora_rank % TILE:
         raise ConfigError(f"{SFA_KEY}: kv_lora_rank is {config.kv_lora_rank}, not a multiple of {TILE}", "drop the key")
     if enabled.indexer and config.index_head_dim & (config.index_head_dim - 1):

@@ -67,6 +67,15 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
         return methods[tensor_type](prefix) if tensor_type != FLOAT else UnquantizedLinearMethod()
 
 
+class FloatConfig(AscendConfig):
+    """A model without a description, whose experts have a limit that vLLM's own on a CPU leave out."""
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if isinstance(layer, RoutedExperts):
+            return FloatExperts(layer.moe_config)
+        return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+
+
 def register() -> None:
     """Register `--quantization ascend` with vLLM. Registering again replaces the class by itself."""
     register_quantization_config(METHOD)(AscendConfig)

@@ -30,7 +30,7 @@ def _import() -> Any:
         del sys.modules[_VISION]  # another model may import it
 
 
-glm5next = _import()
+glm5next: Any = _import()
 kda: Any = importlib.import_module("vllm.models.glm5next.common.kda")
 attention: Any = importlib.import_module("vllm.models.glm5next.common.attention")
 model: Any = importlib.import_module("vllm.models.glm5next.common.model")
