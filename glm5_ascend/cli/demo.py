@@ -1,7 +1,6 @@
 """`make demo`: from nothing to a chat answer and a tool call from a W4A8 GLM-5, every step a command a user would type.
 
 `glm5-ascend demo DIR` runs demo-model, quantize, verify and serve as real commands, talks to the server and stops it.
-GLM-5.3-Flash is not served on a CPU: it is compared with its source.
 """
 
 from __future__ import annotations
@@ -21,10 +20,18 @@ from glm5_ascend.options import Argument, StrPath
 
 #: The model's folder in the demo's.
 FOLDERS = {DemoModel.GLM5: "glm5-demo", DemoModel.FLASH: "flash-demo", DemoModel.SMOLLM2: "smollm2-demo"}
+RECIPES = {DemoModel.FLASH: "flash-w4a8"}
 #: Windows of 128 tokens that are compared with the source; GLM-5's demo answers instead.
 WINDOWS = {DemoModel.FLASH: "20", DemoModel.SMOLLM2: "8"}
-#: What a person would ask SmolLM2.
-QUESTIONS = ("What is the capital of France?", "Who wrote Romeo and Juliet?", "What is water made of?")
+#: What a person would ask a model that is offered no tool: the small Flash has learned these kinds, and cannot add.
+QUESTIONS = {
+    DemoModel.FLASH: (
+        "Hello! I am Anna.",
+        "The list: Felix 8254; Anna 9325; Oscar 3424. What is Anna's number?",
+        "What is the time in Oslo?",
+    ),
+    DemoModel.SMOLLM2: ("What is the capital of France?", "Who wrote Romeo and Juliet?", "What is water made of?"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,7 @@ class DemoOptions:
     directory: Annotated[
         StrPath, Argument("[DIR]", "Directory for model and checkpoint; an earlier demo in it is replaced.")
     ] = Path("glm5-demo")
-    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5, smollm2, or glm-5.3-flash: not served, but evaluated.")] = (
-        DemoModel.GLM5
-    )
+    model: Annotated[DemoModel, Argument("[MODEL]", "glm-5, glm-5.3-flash or smollm2.")] = DemoModel.GLM5
 
 
 @command("demo", "demo", "demo work/demo", "demo work/demo glm-5.3-flash", "demo work/smollm2 smollm2")
@@ -92,15 +97,11 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for old in (model, quantized):
         shutil.rmtree(old, ignore_errors=True)
-    flash = name is DemoModel.FLASH
     run_command("demo-model", str(model), *([] if name is DemoModel.GLM5 else [name]))
-    run_command("quantize", str(model), str(quantized), "--recipe", "flash-w4a8" if flash else "w4a8")
+    run_command("quantize", str(model), str(quantized), "--recipe", RECIPES.get(name, "w4a8"))
     run_command("verify", str(quantized), "--against", str(model))
     if windows := WINDOWS.get(name):
         run_command("eval", str(quantized), "--against", str(model), "--windows", windows, "--window", "128")
-    if flash:
-        print(f"\nThe W4A8 checkpoint is in {quantized}; vllm-ascend 0.30 loads it on an Atlas.")
-        return
     from glm5_ascend.serve.environment import require_cpu_environment
     from glm5_ascend.serve.local_server import server
 
@@ -108,9 +109,8 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     log = directory / "serve.log"
     print(f"\n$ glm5-ascend serve {quantized}     (log: {log})", flush=True)
     with server(quantized, log) as port:
-        if name is DemoModel.SMOLLM2:
-            for question in QUESTIONS:
-                converse(port, question)
-        else:
+        for question in QUESTIONS.get(name, ()):
+            converse(port, question)
+        if name is DemoModel.GLM5:
             chat(port)
     print(f"\nThe W4A8 checkpoint is in {quantized}. Serve it: glm5-ascend serve {quantized}")

@@ -31,7 +31,7 @@ def test_demo_answers_and_calls_a_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_demo_of_flash_writes_quantizes_verifies_and_evaluates(tmp_path: Path) -> None:
+def test_demo_of_flash_is_compared_with_its_source_and_answers(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "demo", "glm-5.3-flash")
     assert done.returncode == 0, done.stdout + done.stderr
     commands = re.findall(r"^\$ glm5-ascend (\S+)", done.stdout, re.MULTILINE)
@@ -40,7 +40,9 @@ def test_demo_of_flash_writes_quantizes_verifies_and_evaluates(tmp_path: Path) -
     kl = re.search(r"^ *KL to the reference, mean +([\d.]+)", done.stdout, re.MULTILINE)
     assert kl is not None and 0 < float(kl[1]) < 0.1, done.stdout
     verified = sorted(path.name for path in (tmp_path / "demo").iterdir())
-    assert verified == ["flash-demo", "flash-demo-w4a8"]
+    assert verified == ["flash-demo", "flash-demo-w4a8", "serve.log"]
+    assert "answer    Hello Anna!" in done.stdout
+    assert "answer    Anna 9325." in done.stdout
 
 
 def test_demo_does_not_touch_other_files(tmp_path: Path) -> None:
