@@ -95,7 +95,10 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     """
     memory, config, flags = memory_of(checkpoint, command), load_config(checkpoint.directory), command.argv
     dtype = value_of(flags, "--dtype") or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    longest, blocks = config.max_position_embeddings, _blocks(config, 4 if dtype in ("float32", "float") else 2, flags)
+    longest, blocks = (
+        config.max_position_embeddings,
+        cache_blocks(config, 4 if dtype in ("float32", "float") else 2, flags),
+    )
     ranks = ranks_of(flags)
     left = (memory.available - memory.weights - memory.working) // ranks
     most = memory.cache // ranks or max(left // 2, blocks.bytes_for(min(longest, _SHORT_CONTEXT)))
@@ -112,7 +115,7 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     return limits
 
 
-class _Blocks(NamedTuple):
+class CacheBlocks(NamedTuple):
     """Blocks of the cache: `tokens` and bytes of one, and how many a sequence has beside those of its tokens."""
 
     tokens: int
@@ -124,7 +127,7 @@ class _Blocks(NamedTuple):
         return (-(-context // self.tokens) + self.fixed) * self.size
 
 
-def _blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> _Blocks:
+def cache_blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> CacheBlocks:
     """The cache's blocks, as `plugin.linear_states.fit_blocks` makes them for values of `item` bytes.
 
     Beside its tokens a sequence has vLLM's empty block and the one that is begun; the state of each linear attention
@@ -142,7 +145,7 @@ def _blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> _Blocks:
     parts = max(1, -(-state // (rows + rings)))
     size = max(state, parts * rows + rings)
     states = linear and -(-linear // (size // state))
-    return _Blocks(parts * _BLOCK, size, 3 + states * (2 + drafts))
+    return CacheBlocks(parts * _BLOCK, size, 3 + states * (2 + drafts))
 
 
 def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ranks: int) -> int:

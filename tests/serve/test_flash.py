@@ -6,6 +6,9 @@ prompts cut anywhere, prefixes of other requests, drafts that are taken and refu
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,11 @@ import pytest
 import torch
 
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
+from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve.memory import cache_blocks
 from tests.serve.support.flash import write_flash
 from tests.support.command import glm5_ascend
+from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -100,6 +106,27 @@ def test_every_way(engine: dict[str, Any], flash: Path, run_engine: Any) -> None
     if "speculative_config" not in engine:
         hits = [0] * len(BEHIND) if "enable_prefix_caching" in engine else [2 * BLOCK] * len(BEHIND)
         assert cached(report)[1][1:] == hits[1:]
+
+
+@pytest.mark.long
+def test_blocks_are_as_large_as_the_memory_line_takes_them(flash: Path, run_engine: Any) -> None:
+    report = serve(run_engine, flash, block_size=None, speculative_config=DRAFTS)
+    assert differences(flash, report) < (1, TOLERANCE)
+    flags = ["--speculative-config", json.dumps(DRAFTS)]
+    assert report["block_size"] == cache_blocks(load_config(flash), 4, flags).tokens > BLOCK
+
+
+@pytest.mark.long
+def test_an_image_is_refused(flash: Path, tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"model": "glm-5", "messages": [{"role": "user", "content": [image]}]}
+    for url in started_server(flash, tmp_path, ["--api-key", "key"]):
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer key"}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        assert refused.value.code == 400
+        assert "not a multimodal model" in refused.value.read().decode()
 
 
 @pytest.mark.long
