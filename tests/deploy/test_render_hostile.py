@@ -48,7 +48,10 @@ def test_values_of_a_cluster_end_as_themselves(tmp_path: Path) -> None:
     ]
     env = {f"V{i}": f"{text}\n{text}" for i, text in enumerate(texts)}
     labels = {f"l{i}": text for i, text in enumerate(texts)}
-    values = {"server": {"flags": texts, "env": env}, "scheduling": {"labels": labels, "tolerations": [labels]}}
+    values = {
+        "server": {"flags": ["--served-model-name", *texts], "env": env},
+        "scheduling": {"labels": labels, "tolerations": [labels]},
+    }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     render("a3-single-w4a8", "k8s", out=tmp_path / "k8s", values=tmp_path / "mine.yaml")
     objects = list(yaml.safe_load_all((tmp_path / "k8s" / "server.yaml").read_text()))

@@ -134,7 +134,7 @@ class LayerQuantizer:
             rows, scale = statistics[name].rows, scales.get(name)
             try:
                 return planned.method.prepare(rows if scale is None else rows / scale, planned.steps)
-            except torch.linalg.LinAlgError:  # the squares of its inputs are not finite
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the squares of its inputs are not finite
                 raise CheckpointError(
                     f"{self.weights.source.directory}: {self.prefix}{name}: the calibration texts give it inputs that "
                     "are too large", "weights of an impossible size in the layers before? download them again",
