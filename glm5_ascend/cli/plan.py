@@ -42,12 +42,14 @@ def run(options: PlanReportOptions, output: Output) -> int:
     """
     from glm5_ascend.deploy.planning.commands import with_commands
     from glm5_ascend.plan.api import plan
-    from glm5_ascend.plan.report import show, write
+    from glm5_ascend.plan.report import document, show
+    from glm5_ascend.report import page
+    from glm5_ascend.report.header import make_header
     from glm5_ascend.report.terminal import text_console
 
     report = with_commands(plan(options))
     if options.html is not None:
-        write(report, Path(options.html))
+        page.write(Path(options.html), document(report, make_header()))
     if output.json:
         print(json.dumps(report.to_dict()))
     else:
@@ -58,14 +60,14 @@ def run(options: PlanReportOptions, output: Output) -> int:
 @command("measure", "plan measure work/glm5-w4a8", group=group)
 def measure(options: MeasureOptions, output: Output) -> int:
     """Describe this machine's CPU for `plan --hardware cpu`: serves a model here for some minutes."""
-    from glm5_ascend.plan.hardware import measured_file, write
+    from glm5_ascend.plan.hardware import measured_file
     from glm5_ascend.serve.environment import require_cpu_environment
 
     target = measured_file() if options.out is None else Path(options.out)
     if options.out is not None and target.exists():
         raise OutputError(f"{target} exists already", "name another file, or remove it")
     require_cpu_environment()
-    from glm5_ascend.plan.measure import measure
+    from glm5_ascend.deploy.planning.measure import measure, write
 
     with tempfile.TemporaryDirectory() as folder:
         if options.directory is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from glm5_ascend.errors import PlanError
 from glm5_ascend.options import with_options
 from glm5_ascend.plan import weights
-from glm5_ascend.plan.evidence import has_rows
+from glm5_ascend.plan.evidence import alike, medians
 from glm5_ascend.plan.hardware import fitted, load_hardware
 from glm5_ascend.plan.inputs import Slo, pairs, parse_workload, read_option
 from glm5_ascend.plan.layout import Engine, check_engine, parse_layout
@@ -20,18 +20,15 @@ from glm5_ascend.plan.memory import ENDS, End, pages
 from glm5_ascend.plan.model import from_directory, named
 from glm5_ascend.plan.options import PlanOptions
 from glm5_ascend.plan.predict import predict
-from glm5_ascend.plan.proven import DERIVED, UNPROVEN, Evidence, faults, proven_layouts
-from glm5_ascend.plan.search import EQUAL, MEETS, SHEDS, Candidate, Question, best_layouts, evaluate
+from glm5_ascend.plan.proven import DERIVED, UNPROVEN, faults, proven_layouts
+from glm5_ascend.plan.search import MEETS, NEARLY_ALL, SHEDS, Candidate, Question, best_layouts, evaluate
 from glm5_ascend.plan.steps import Duration, Steps
 
 
 @with_options(PlanOptions)
 def plan(options: PlanOptions) -> Plan:
-    """Plan a deployment on paper: memory, layout, latency and throughput, each with a range.
-
-    Raises:
-        PlanError, ConfigError, CheckpointError: an option is wrong, or nothing fits.
-    """
+    """Plan a deployment on paper: memory, layout, latency and throughput, each with a range; raises PlanError,
+    ConfigError or CheckpointError if an option is wrong, or nothing fits."""
     hardware = load_hardware(str(options.hardware))
     if options.directory is not None and options.model is not None:
         raise PlanError("both DIR and --model are given", "give one of them")
@@ -42,12 +39,13 @@ def plan(options: PlanOptions) -> Plan:
     if model.rules and model.rules.fp8 and not hardware.fp8:
         what = f"--quant {model.quantization}" if options.directory is None else f"{options.directory}: weights of FP8"
         raise PlanError(f"{what}: {hardware.title} does not multiply FP8", "--quant w8a8, or --hardware ascend-950pr")
-    workload = parse_workload(options.workload)
-    slo = read_option("--slo", Slo, pairs(options.slo)) if options.slo else Slo()
-    context, positions = workload.prompt + workload.output, model.config.max_position_embeddings
-    if context > positions and options.workload == PlanOptions.workload:  # none is given: one that this model can serve
-        workload = replace(workload, prompt=positions * 7 // 10, output=positions - positions * 7 // 10)
-    elif context > positions:
+    positions = model.config.max_position_embeddings
+    longest = min(5000, positions)  # without --workload: as much of the usual load as the model takes
+    usual = f"in={longest * 7 // 10},out={max(1, longest * 3 // 10)},concurrency=16"
+    workload = parse_workload(usual if options.workload is None else options.workload)
+    slo = Slo() if options.slo is None else read_option("--slo", Slo, pairs("--slo", options.slo))
+    context = workload.prompt + workload.output
+    if context > positions:
         raise PlanError(f"--workload: {context} tokens, {model.name} has {positions} positions", "shorten in= or out=")
     if options.acceptance is not None and not 1 <= options.acceptance <= 4:
         raise PlanError(f"--acceptance {options.acceptance:g}: must be 1 to 4", "the mean length in vLLM's log")
@@ -62,8 +60,8 @@ def plan(options: PlanOptions) -> Plan:
 def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[int, list[Candidate], Candidate | None]:
     """Number of machines, layouts, and one worth a trial, as `best_layouts` returns them; PlanError if nothing fits."""
     hardware, config, load = question.hardware, question.model.config, question.workload
-    clients = load.concurrency if text else 1.0
-    layout = parse_layout(text or f"tp={hardware.dies_per_node}", config, clients, question.drafts)
+    clients = 1.0 if text is None else load.concurrency
+    layout = parse_layout(f"tp={hardware.dies_per_node}" if text is None else text, config, clients, question.drafts)
     if text is None:
         count, candidates, trial = best_layouts(question, nodes)
     else:
@@ -74,19 +72,20 @@ def _answers(question: Question, text: str | None, nodes: int | None) -> tuple[i
             raise PlanError(f"--layout {text}: takes {needed} x {hardware.name}, --nodes is {nodes}", "more nodes")
         sources = dict(proven_layouts(question.model, hardware, needed, load, question.drafts))
         same = next((e for other, e in sources.items() if str(other) == str(layout)), UNPROVEN)  # with other settings
-        changed = Evidence(DERIVED, same.source, ("other settings",)) if same.source else UNPROVEN
-        best = evaluate(question, layout, sources.get(layout, changed), shed=False)
+        if same.source:
+            same = replace(same, tag=DERIVED, changes=("other settings",), profile=None, fits=False)
+        best = evaluate(question, layout, sources.get(layout, same), shed=False)
         count, candidates = nodes or needed, [best] if best else []
     if candidates:
         return count, candidates, trial
     roles = layout.engines.items()
     dies = [(question.steps.memory(engine, role == "decode", role != "server"), engine) for role, engine in roles]
-    free, engine = min(dies, key=lambda die: die[0].budget)
+    free, engine = min(dies, key=lambda die: die[0].budgets["value"])
     need = (pages(load.prompt + load.output) + free.state_tokens) * free.bytes_per_token
     raise PlanError(
         f"{question.model.name} {question.model.quantization} does not fit {count} x {hardware.name}: "
         f"{engine}, weights {sum(free.weights.values()) / 1e9:.1f} GB of {free.usable / 1e9:.1f} GB usable per die "
-        f"leave {free.budget / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
+        f"leave {free.budgets['value'] / 1e9:.1f} GB, one request needs {need / 1e9:.1f} GB",
         "use more nodes, a smaller --quant, or a shorter context",
     )
 
@@ -114,13 +113,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer to a question.
-
-    Attributes:
-        nodes: number of machines. best: the first answer. others: further layouts with a source, best first.
-        experimental: a layout that nobody is known to run, if it is worth a trial.
-        profile: the deployment profile with the plan's engines, if there is one. lines: commands that run the plan.
-    """
+    """The answer to a question: number of machines, the first layout, others with a source, best first, and one that
+    nobody is known to run, if it is worth a trial; the profile with these engines, and commands that run it."""
 
     question: Question
     nodes: int
@@ -136,9 +130,9 @@ class Plan:
         question, layout, load, p = self.question, self.best.layout, self.best.load, self.best.prediction
         ends = [predict(question.steps, layout, load, question.accepted, (end,)) or p for end in ENDS]
         model, widths, die = question.model, question.half_widths(layout), p.memory
-        basis = "measured" if question.hardware.constants else "fitted" if has_rows(model) else "guessed"
 
         def band(output: str, scale: float = 1.0) -> Range:
+            basis = "measured" if question.hardware.constants else "fitted" if output in self.known else "guessed"
             values, factor = [scale * getattr(prediction, output) for prediction in ends], math.exp(widths[output])
             return Range(scale * getattr(p, output), min(values) / factor, max(values) * factor, basis)
 
@@ -168,6 +162,12 @@ class Plan:
             "ttft_ms": band("ttft", 1e3),
             "output_tokens_per_s": band("tok_s"),
         }
+
+    @cached_property
+    def known(self) -> dict[str, tuple[float, int]]:
+        """Median error and number of public results of the first answer's kind, unseen by the fit, by output."""
+        question = self.question
+        return medians(alike(question.model, question.hardware, self.best.layout, question.workload))
 
     @cached_property
     def step(self) -> Duration:
@@ -206,25 +206,36 @@ class Plan:
         slots = layout.decode.sequences * layout.decode.dp * layout.replicas
         sentences = (
             *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
-            (not has_rows(model),
-             f"no public speed of {model.config.spec.label} on an NPU is fitted: the speeds are guessed"),
+            ("tok_s" not in self.known and hardware.measured_on is None,
+             f"no public speed of {model.config.spec.label} of this kind (machines, PD, hits) is fitted: guessed"),
+            (p.hit < 0.99 * best.load.prefix_hit * (layout.decode.dcp == 1),
+             f"the caches of a rank do not hold {best.load.different} prefixes: {100 * p.hit:.0f} % of a prompt is"
+             " found; hits=host or hits=pool keeps all, fewer prefixes= if clients share them"),
             (pod is not None and best.nodes > 1,
              f"assumed: the nodes are one supernode (UB, up to {pod and pod.nodes} nodes); otherwise"
              " --hardware a3-roce"),
             self._enough(),
             (best.unsure,
              "it fits only if graphs, buffers and fragmentation take less than the high end of their range"),
-            (p.bound == "memory", f"cache memory holds {p.running:.0f} requests at a time, the others wait"),
+            (p.bound == "memory", f"cache memory holds {p.batch * p.ranks:.0f} requests at a time, the others wait"),
             (p.bound == "seqs",
              f"--max-num-seqs {layout.decode.sequences} admits {slots} requests, the others wait"),
             *((True, f"known fault: {text}") for text in faults(model, layout)),
         )  # fmt: skip
         return [text for applies, text in sentences if applies]
 
+    def doubt(self, faster: Candidate) -> str:
+        """Why a faster layout is not the first answer."""
+        if faster.unsure or faster.nodes > self.best.nodes:
+            return "its memory is unsure" if faster.unsure else "it takes more machines"
+        model, best = self.question.model, self.best
+        more = len(faults(model, faster.layout)) > len(faults(model, best.layout))
+        return f"within 5 %, and with more {'known faults' if more else 'changes to its source'}"
+
     def _enough(self) -> tuple[bool, str]:
         best = self.best
         fewer = (c for c in self.others if c.rank == best.rank and c.nodes < best.nodes)
-        enough = [c for c in fewer if c.value >= EQUAL * best.value]
+        enough = [c for c in fewer if c.value >= NEARLY_ALL * best.value]
         small = min(enough, key=lambda c: (c.nodes, c.order), default=best)
         machines = "one machine is" if small.nodes == 1 else f"{small.nodes} machines are"
         share = f"{small.layout} has {100 * small.value / best.value:.0f} % of its throughput"
@@ -245,7 +256,7 @@ class Plan:
                 role: {"tp": e.tp, "dp": e.dp, "pp": e.pp, "ep": e.ep, "dcp": e.dcp, "mtp": e.drafts}
                 for role, e in best.layout.engines.items()
             },
-            "bound": p.bound, "running": round(p.running, 1),
+            "bound": p.bound, "running": round(p.running, 1), "prefix_hit": round(p.hit, 3),
             "decode_step_ms": {name: round(1e3 * s, 4) for name, s in self.step.by_op.items()},
             "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
                                "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
@@ -262,7 +273,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     numbers = {"output_tokens_per_s": p.tok_s, "tpot_ms": 1e3 * p.tpot, "ttft_ms": 1e3 * p.ttft}
     return {
         "layout": {"name": str(candidate.layout), "text": candidate.layout.text(), "nodes": candidate.nodes},
-        "evidence": {"tag": evidence.tag, "source": evidence.source, "changes": list(evidence.changes)},
+        "evidence": {name: getattr(evidence, name) for name in ("tag", "source", "changes", "sister")},
         "clients_within_slo": candidate.admitted,
         **{name: float(f"{value:.5g}") for name, value in numbers.items()},
     }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.plan.hardware import Hardware, load_hardware
+from glm5_ascend.plan.hardware import Hardware, fitted, load_hardware, machine_type
 from glm5_ascend.plan.inputs import Cache, Count, Keys, Positive, Workload, data_file, parse_workload
 from glm5_ascend.plan.layout import Layout, parse_layout
 from glm5_ascend.plan.model import PlannedModel, named
@@ -20,10 +22,8 @@ from glm5_ascend.plan.model import PlannedModel, named
 OUTPUTS = ("tok_s", "ttft", "tpot")
 #: Rows with a smaller weight are shown but not judged: their sources contradict themselves or each other.
 JUDGED = 0.15
-#: Sizes that differ by this factor have distance 1, as have different categories.
-UNIT = 4.0
-#: Relative growth of a band with each unit of distance. Not fitted: the rows show little of it.
-SLOPE = 0.15
+#: Factor between sizes of distance 1; growth of a band with each unit of distance, not fitted: rows show little of it.
+UNIT, SLOPE = 4.0, 0.15
 
 
 class Row(Keys):
@@ -52,8 +52,6 @@ class Row(Keys):
 
 
 class BaselinesFile(Keys):
-    """data/baselines.yaml; see there."""
-
     rows: tuple[Row, ...]
 
 
@@ -85,6 +83,11 @@ class Case:
         """A judged row of a whole model's throughput."""
         return self.judged and self.row.layers is None and self.row.out_tok_s is not None
 
+    @property
+    def unseen(self) -> dict[str, float]:
+        """ln(predicted / measured) by output, of a fit without the rows of its source."""
+        return fitted().unseen.get(self.row.id, {})
+
 
 def make_case(row: Row) -> Case:
     """Model, machine, layout and workload of a row."""
@@ -105,7 +108,8 @@ def distance(case: Case, model: PlannedModel, hardware: str, layout: Layout, loa
     def sizes(layout: Layout, load: Workload) -> list[float]:
         engine, batch = layout.decode, load.concurrency / layout.replicas / layout.decode.dp
         values = load.fresh / load.output, load.prompt + load.output, engine.tp * engine.dp, max(0.25, batch)
-        return [math.log(max(value, 1e-3), UNIT) for value in values]
+        clients = load.concurrency, max(1.0, load.prefix_hit * load.different)
+        return [math.log(max(value, 1e-3), UNIT) for value in (*values, *clients)]
 
     def categories(model: PlannedModel, hardware: str, layout: Layout) -> list[object]:
         engine, stages = layout.decode, max(e.pp for e in layout.engines.values())
@@ -117,6 +121,20 @@ def distance(case: Case, model: PlannedModel, hardware: str, layout: Layout, loa
     return math.hypot(math.dist(sizes(layout, load), sizes(case.layout, case.workload)), math.sqrt(others))
 
 
-def has_rows(model: PlannedModel) -> bool:
-    """Return True if a judged public result is of this architecture."""
-    return any(case.judged and case.model.config.model_type == model.config.model_type for case in cases())
+def alike(model: PlannedModel, hardware: Hardware, layout: Layout, load: Workload) -> list[Case]:
+    """Judged rows of whole models of this architecture on these machines, with PD or without, with hits from there."""
+
+    def traits(model: PlannedModel, hardware: Hardware, layout: Layout, load: Workload) -> tuple[object, ...]:
+        hits = load.hits if load.prefix_hit else "device"
+        return model.config.model_type, machine_type(hardware.name), bool(layout.prefill), hits
+
+    wanted = traits(model, hardware, layout, load)
+    whole = (case for case in cases() if case.judged and case.row.layers is None)
+    return [case for case in whole if traits(case.model, case.hardware, case.layout, case.workload) == wanted]
+
+
+def medians(chosen: Iterable[Case]) -> dict[str, tuple[float, int]]:
+    """Median error of unseen results, and their number, by output."""
+    chosen = list(chosen)
+    found = {name: [abs(math.expm1(case.unseen[name])) for case in chosen if name in case.unseen] for name in OUTPUTS}
+    return {name: (statistics.median(values), len(values)) for name, values in found.items() if values}

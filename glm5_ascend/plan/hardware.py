@@ -1,7 +1,4 @@
-"""Machines as data, and the planner's constants: rates of one die, links between dies.
-
-`python -m glm5_ascend.plan.hardware` writes the JSON schema of the files, for editors.
-"""
+"""Machines as data, and the planner's constants; `python -m` this module writes the JSON schema of the files."""
 
 from __future__ import annotations
 
@@ -10,27 +7,18 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import Field
 
 from glm5_ascend.errors import PlanError
 from glm5_ascend.files.resources import near, write_schemas
-from glm5_ascend.files.written import disk_error, write_named
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.inputs import Count, Keys, NotNegative, Positive, Share, data_file
 
 
 class Constants(Keys):
-    """The six constants of the planner: rates that are reached, and overheads.
-
-    Attributes:
-        memory: share of the memory's peak rate.
-        compute: share of the cube's and the vector units' peak rates.
-        graph_seconds: launch and synchronization of a layer of a captured decode step.
-        eager_seconds: the same of a layer whose operators the host launches one by one (prefill, drafts).
-        token_seconds: time of a token of a decode step per layer (routing, sampling, slot tables).
-        step_seconds: time of a step outside of the layers (scheduling, inputs, sampling, answers).
-    """
+    """The planner's constants: shares of the peak rates of memory, and of cube and vector units, that are reached;
+    seconds to launch and synchronize a layer of a captured decode step (graph) and of one without graphs (eager:
+    prefill, drafts), of a token of a decode step per layer, and of a step outside of its layers."""
 
     memory: Positive
     compute: Positive
@@ -41,22 +29,15 @@ class Constants(Keys):
 
 
 class FittedFile(Keys):
-    """data/fitted.yaml, as benchmarks/report_planner.py writes it.
-
-    Attributes:
-        bands: half width of a prediction's logarithm at distance 0, by output (tok_s, ttft, tpot).
-        median_error: median error of the rows that a fit did not see, by output.
-        inside: share of these rows inside of their bands.
-        later: errors of the rows after the date of the split, by a fit on the rows before it.
-    """
+    """data/fitted.yaml. bands: half width of a prediction's logarithm at distance 0, by output (tok_s, ttft, tpot);
+    inside: share of the unseen results in them; unseen: ln(predicted / measured) by row and output, of a fit without
+    the rows of its source."""
 
     date: str
     constants: Constants
-    rows: Count
     bands: dict[str, Positive]
-    median_error: dict[str, NotNegative]
     inside: Share
-    later: dict[str, str]
+    unseen: dict[str, dict[str, float]]
 
 
 class Rates(Keys):
@@ -69,8 +50,7 @@ class Rates(Keys):
 
 
 class Link(Keys):
-    """A link of one die, in one direction: bytes per second, seconds per step of a collective, and how many nodes it
-    connects (None: any number)."""
+    """A link of one die, one way: bytes per second, seconds per step of a collective, nodes it joins (None: any)."""
 
     bandwidth: Positive
     latency: Positive
@@ -94,10 +74,11 @@ class Hardware(Keys):
     """A type of node, described by a file of data/hardware/.
 
     Attributes:
-        mc2: None: for every number of dies.
-        fp8: its units multiply FP8 and MXFP4. little_data: a sentence about missing data.
-        measured_on: the model that `plan measure` served, for a measured CPU.
-        constants: of a measured machine; None: those fitted to the public results.
+        mc2: None: for every number of dies. fp8: its units multiply FP8 and MXFP4.
+        host_bandwidth, pool_bandwidth: bytes per second at which a rank loads cached tokens from the host's memory (a
+            guess) and from a pool (that of UCM's public runs on SSDs).
+        transfer_bandwidth: the same of a prompt's cache from prefill to decode: vllm-ascend 16984 saw 1 to 7 GB/s.
+        measured_on: the model that `plan measure` served, for a measured CPU. constants: of it; None: the fitted ones.
     """
 
     name: str
@@ -107,6 +88,9 @@ class Hardware(Keys):
     rates: Rates
     links: Links
     mc2: Mc2 | None = None
+    host_bandwidth: Positive = 10e9
+    pool_bandwidth: Positive = 3e9
+    transfer_bandwidth: Positive = 3e9
     peer_seconds: Positive
     fp8: bool = False
     little_data: str | None = None
@@ -119,6 +103,11 @@ class Hardware(Keys):
         if nodes <= 1:
             return self.links.node
         return pod if pod is not None and nodes <= (pod.nodes or nodes) else self.links.scale_out
+
+
+def machine_type(name: str) -> str:
+    """Machines whose layouts and results count for the one of this name: a2 | a3 | ascend | ..."""
+    return "a3" if name == "cloudmatrix384" else name.split("-")[0]
 
 
 @functools.cache
@@ -153,16 +142,6 @@ def load_hardware(name: str) -> Hardware:
 @functools.cache
 def _shipped(name: str) -> Hardware:
     return read_yaml(data_file(f"hardware/{name}.yaml"), Hardware, error=PlanError)
-
-
-def write(hardware: Hardware, path: Path) -> None:
-    """Write a machine's description as YAML for `--hardware`; raises OutputError if it cannot be written."""
-    text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(path, error) from None
-    write_named(path, f"# Written by `glm5-ascend plan measure`.\n{text}")
 
 
 if __name__ == "__main__":

@@ -41,16 +41,19 @@ def data_file(name: str) -> Path:
     return data_dir("plan/data") / name
 
 
-def pairs(text: str) -> dict[str, str]:
-    """The keys and values of `key=value,...`; raises PlanError for a key that is given twice."""
-    items = [(key.strip(), value.strip()) for key, _, value in (item.partition("=") for item in text.split(","))]
-    for index, (key, _) in enumerate(items):
-        if key in dict(items[:index]):
-            raise PlanError(f"{shown(text)}: {shown(key)} is given twice", "give it once")
-    return dict(items)
+def pairs(option: str, text: str) -> dict[str, str]:
+    """The keys and values of `key=value,...`; PlanError: a key without a value, or twice."""
+    found: dict[str, str] = {}
+    for item in text.split(","):
+        key, value = map(str.strip, item.partition("=")[::2])
+        if not key or not value or key in found:
+            problem = f"{shown(key)} is given twice" if key in found else f"{shown(item)} is not KEY=VALUE"
+            raise PlanError(f"{option}: {problem}", f"`glm5-ascend plan --help` has the keys of {option}")
+        found[key] = value
+    return found
 
 
-def read_option(option: str, to: type[T], values: Mapping[str, Any], tip: str = "") -> T:
+def read_option(option: str, to: type[T], values: Mapping[str, Any]) -> T:
     """A value of the type `to` from keys and texts; raises PlanError, which names the option and the key."""
     try:
         return adapter(to).validate_python(values)  # type: ignore[arg-type, no-any-return]
@@ -62,20 +65,17 @@ def read_option(option: str, to: type[T], values: Mapping[str, Any], tip: str = 
             problem = f"unknown key {key!r:.40}"
         elif first["type"] == "missing":
             problem = f"{key}= is missing"
-        tip = tip or f"`glm5-ascend plan --help` has the keys of {option}"
-        raise PlanError(f"{option}: {problem}", tip) from None
+        raise PlanError(f"{option}: {problem}", f"`glm5-ascend plan --help` has the keys of {option}") from None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of one size.
+    """Requests of one size in tokens, by clients that each send one after the answer to their last one.
 
     Attributes:
-        prompt, output: tokens of a request.
-        concurrency: clients that each send a request after the answer to their last one.
-        prefix_hit: share of the prompt found in the prefix cache (and shared by the requests of a rank).
-        rate: maximum requests per second; None: no limit.
-        requests: requests of a whole run; None: a run without end.
+        prefix_hit: share of the prompt that is a known prefix. prefixes: their number; None: one for each client.
+        hits: where they are found: device (only as many as fit the caches) | host | pool.
+        rate: maximum requests per second. requests: those of a whole run; None: a run without end.
         warm: share of the ranks whose prefix caches are filled before a run starts.
     """
 
@@ -84,6 +84,8 @@ class Workload:
     output: Annotated[Count, Field(alias="out")]
     concurrency: _Limited = 1.0
     prefix_hit: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    prefixes: Count | None = None
+    hits: Literal["device", "host", "pool"] = "device"
     rate: _Limited | None = None
     requests: Count | None = None
     warm: Share = 0.0
@@ -93,8 +95,16 @@ class Workload:
         """Prompt tokens to compute, at least one."""
         return max(1.0, self.prompt * (1.0 - self.prefix_hit))
 
+    @property
+    def different(self) -> int:
+        """Number of different prefixes."""
+        return self.prefixes or math.ceil(self.concurrency)
+
     def __str__(self) -> str:
-        hit = f", {100 * self.prefix_hit:.0f} % of the prompt cached" if self.prefix_hit else ""
+        known = f"{self.different} prefixes" if self.prefixes else "one prefix for each client"
+        known = "one prefix for all" if self.different == 1 else known
+        percent = f"{100 * self.prefix_hit:.0f} %"
+        hit = f", {percent} of the prompt known ({known}, in the caches of the {self.hits})" if self.prefix_hit else ""
         run = f", a run of {self.requests:,} requests" if self.requests else ""
         caches = (" with warm caches" if self.warm else " with cold caches") if run and hit else ""
         rate = f", at most {self.rate:g} per second" if self.rate else ""
@@ -118,10 +128,6 @@ class Slo:
     tpot: _Limit = None
     ttft: _Limit = None
 
-    @property
-    def limited(self) -> bool:
-        return self != Slo()
-
     def excess(self, tpot: float, ttft: float) -> float:
         """Largest ratio of a latency to its limit; 0 without limits, at most 1 if they are met."""
         return max(tpot / self.tpot if self.tpot else 0.0, ttft / self.ttft if self.ttft else 0.0)
@@ -129,7 +135,7 @@ class Slo:
 
 def parse_workload(text: str) -> Workload:
     """`in=3500,out=1500,concurrency=32,prefix_hit=0.9`; raises PlanError, which names the key."""
-    return read_option("--workload", Workload, pairs(text))
+    return read_option("--workload", Workload, pairs("--workload", text))
 
 
 def tokens_per_step(drafts: int, accepted: float | None) -> float:

@@ -18,27 +18,21 @@ from glm5_ascend.plan.inputs import Count, adapter, pairs, read_option
 #: vllm-ascend refuses more draft tokens: drafts + 1 must be at most 16 (sfa_v1.py:240), with linear attention 8
 #: (models/glm5next/kda.py:153).
 MAX_DRAFTS, MAX_KDA_DRAFTS = 15, 7
-#: Dies over which weights of msModelSlim may be cut without expert parallelism.
-MAX_SLICES = 16
-#: Settings that --layout does not have.
-_NO_TEXT = {"line", "partition"}
+#: Dies over which weights of msModelSlim may be cut without expert parallelism; settings that --layout does not have.
+MAX_SLICES, _NO_TEXT = 16, {"line", "partition"}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One pool of dies under one scheduler: `dp` ranks of `tp` dies; experts lie over all of them.
+    """One pool of dies under one scheduler: `dp` ranks of `tp` dies in each of `pp` stages, over which its experts lie.
 
     Attributes:
-        drafts: MTP tokens per step, 0: off.
-        sequences: maximum requests of one DP rank at a time (--max-num-seqs).
-        batched_tokens: maximum tokens of one step of a rank (--max-num-batched-tokens).
-        utilization: share of a die's memory the engine may use. buffer_mb: HCCL_BUFFSIZE.
+        drafts: MTP tokens per step. sequences: --max-num-seqs. batched_tokens: --max-num-batched-tokens.
+        utilization: --gpu-memory-utilization. buffer_mb: HCCL_BUFFSIZE. eager: decode without graphs.
         dsa_cp: DSA context parallelism: each die of a TP group prefills its share of the tokens.
-        eager: decode without graphs. expert_parallel: false: every die holds a slice of every expert.
-        pp: pipeline stages, each of tp x dp dies. partition: layers of each stage; empty: equal.
+        expert_parallel: false: every die holds a slice of every expert. partition: layers of each stage; empty: equal.
         index_cache: vllm-ascend's `use_index_cache`: three of four layers reuse another layer's top-k.
-        flashcomm: vllm-ascend's sequence parallelism. mlapo: its fused preprocessing, where it can run.
-        line: line of vllm-ascend whose copies of weights are counted.
+        flashcomm: its sequence parallelism. mlapo: its fused preprocessing. line: whose copies of weights are counted.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -61,10 +55,8 @@ class Engine:
     partition: tuple[int, ...] = ()
 
     def stages(self, config: ModelConfig) -> list[range]:
-        """Main layers of each pipeline stage: those of the partition, or equal parts that begin with an indexer (P66).
-
-        The first stage has the embedding, the last one head and MTP layer. PlanError: a partition of other layers.
-        """
+        """Main layers of each pipeline stage: those of the partition (PlanError: of other layers), or equal parts that
+        begin with an indexer (P66). The first stage has the embedding, the last one head and MTP layer."""
         layers, (base, rest) = config.num_hidden_layers, divmod(config.num_hidden_layers, self.pp)
         equal = (base + (self.pp - 1 - rest <= stage < self.pp - 1) for stage in range(self.pp - 1))
         starts = [next((i for i in range(s, layers) if config.has_indexer(i)), s) for s in accumulate(equal)]
@@ -108,7 +100,7 @@ class Layout:
         return {"prefill": self.prefill, "decode": self.decode} if self.prefill else {"server": self.decode}
 
     def nodes(self, hardware: Hardware) -> int:
-        """Nodes that the engines take: a large engine takes whole nodes, small ones share a node."""
+        """Nodes that the engines take: large engines take whole ones, small ones share one."""
         size, total = hardware.dies_per_node, 0
         for engine, count in ((self.decode, self.replicas), (self.prefill, self.prefills)):
             if engine is not None:
@@ -132,11 +124,9 @@ class Layout:
 
 
 def parse_layout(text: str, config: ModelConfig, clients: float, drafts: int | None = None) -> Layout:
-    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8`; PlanError names a wrong key.
-
-    Without `seqs` it is sized for so many clients, without `mtp` it has `drafts`; the others are usual settings.
-    """
-    texts, usual = pairs(text), 3 if config.num_nextn_predict_layers else 0
+    """The layout of `tp=16,dp=2` or `tp=1,dp=32,prefill_tp=8`, sized for so many clients without `seqs`, with `drafts`
+    without `mtp`, and usual settings; PlanError names a wrong key."""
+    texts, usual = pairs("--layout", text), 3 if config.num_nextn_predict_layers else 0
     common = {"mtp": usual if drafts is None else drafts, "line": LINES[config.engines.vllm_ascend]}
     apart = {key.removeprefix("prefill_"): value for key, value in texts.items() if key.startswith("prefill_")}
     values: dict[str, Any] = {key: texts[key] for key in ("replicas", "prefills") if key in texts}

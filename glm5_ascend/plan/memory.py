@@ -1,8 +1,5 @@
-"""The memory of one die: weights, buffers, and the rest for the caches in bytes and tokens.
-
-Source of the cache's rows: vllm-ascend 182b75e `sfa_v1.py`, `kv_cache_interface.py`; of GLM-5.3-Flash's pages:
-0.30.0rc2 `models/glm5next/cache_config.py`, `patch/platform/patch_mamba_config.py`.
-"""
+"""The memory of one die: weights, buffers, and the rest for the caches, whose rows and pages are those of vllm-ascend
+182b75e `sfa_v1.py`, `kv_cache_interface.py` and 0.30.0rc2 `models/glm5next/cache_config.py`."""
 
 from __future__ import annotations
 
@@ -19,17 +16,14 @@ from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32
 
-#: Sequences take whole pages of so many tokens.
-PAGE = 128
-#: Buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default for process groups).
-_GROUP_MB = 200
+#: Tokens of a page; buffers of communicators whose size the engine sets, in and out each (vllm-ascend's default).
+PAGE, _GROUP_MB = 128, 200
 #: Latent values that share a scale in a packed row; bytes of a scale of the indexer's keys.
 _SCALE_TILE, _FP16 = 128, 2
 End = Literal["low", "value", "high"]
 ENDS: tuple[End, ...] = get_args(End)
-#: Bytes of a die besides weights and caches: low, value, high. Guesses: no public numbers exist. Bounds: the official
-#: recipes (A3 W8A8 with 40,960 tokens, A2 W4A8 with 32,768) must fit. Decode graphs and the runtime; fragmentation; PD:
-#: vllm-ascend #12839 saw 10 GB more, the public run with 480 requests leaves at most 5 on its decode dies.
+#: Bytes of a die besides weights and caches (low, value, high), guessed in bounds: the official recipes (A3 W8A8 with
+#: 40,960 tokens, A2 W4A8 with 32,768) must fit; PD: vllm-ascend #12839 saw 10 GB more, a public run leaves at most 5.
 GUESSED = {"graphs": (0.5e9, 1.5e9, 3.0e9), "margin": (0.0, 1.0e9, 2.0e9), "PD transfer": (0.0, 0.0, 5.0e9)}
 #: Parts of a die's memory that are not published; all others follow from sizes and vllm-ascend's code.
 UNPUBLISHED = (*GUESSED, "communication buffers")
@@ -54,11 +48,8 @@ def indexer_row(model: PlannedModel, layer: int | None = None) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: range | None = None) -> float:
-    """Cache bytes of a token on every die of a tensor-parallel group; stage: None for all layers.
-
-    There is one KV head, so TP does not divide it. DCP divides the attention rows, not the indexer keys. An IndexShare
-    model has indexer keys only in the layers with an indexer. Layers of linear attention share pages with the others.
-    """
+    """Cache bytes of a token on every die of a tensor-parallel group; stage: None for all layers. DCP divides the
+    attention rows, not the indexer keys; layers of linear attention share pages with the others."""
     config = model.config
     cached = list(range(config.num_hidden_layers) if stage is None else stage)
     if mtp and cached[-1] == config.num_hidden_layers - 1:
@@ -70,16 +61,12 @@ def bytes_per_token(model: PlannedModel, mtp: bool, dcp: int = 1, stage: range |
 
 
 def _longest_run(kinds: list[str]) -> int:
-    """Layers of linear attention in a row: each of them takes its pages from another group."""
     return max((len(list(run)) for kind, run in groupby(kinds) if kind == "linear"), default=0)
 
 
 def state_tokens(model: PlannedModel, engine: Engine, stage: range) -> int:
-    """Tokens whose cache has as many bytes as what a request keeps whatever its length; 0 without linear attention.
-
-    A state has a page of the cache. Per group of layers: the state now, one for each draft that may be rejected, one
-    for the prefix cache; in addition the tokens of the indexer's unfinished pool.
-    """
+    """Tokens whose cache has as many bytes as what a request keeps whatever its length: for each group of layers of
+    linear attention its state, one for each draft and one for the prefix cache; and the indexer's unfinished pool."""
     c, groups = model.config, _longest_run(list(map(model.config.attention_kind, stage)))
     if not groups:
         return 0
@@ -96,13 +83,8 @@ def pages(tokens: float) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one die.
-
-    Attributes:
-        parts: bytes by use, without the cache. weights: bytes of the weights by kind.
-        budgets: bytes left for the caches of this rank, by the ends of GUESSED; negative: it does not fit.
-        state_tokens: as the function of this name.
-    """
+    """Bytes of one die: by use (parts), of weights by use, and left for the caches of this rank (budgets) by the ends
+    of GUESSED, negative: it does not fit; `state_tokens` as the function of this name."""
 
     total: float
     usable: float
@@ -112,25 +94,32 @@ class Memory:
     budgets: dict[End, float]
     state_tokens: int = 0
 
-    @property
-    def budget(self) -> float:
-        return self.budgets["value"]
-
     def tokens(self, end: End = "value") -> int:
         """Cached tokens of one rank, in whole pages."""
         return max(0, int(self.budgets[end] / self.bytes_per_token) // PAGE * PAGE)
 
     def most_requests(self, engine: Engine, load: Workload, end: End = "value") -> float:
-        """Requests of one rank that fit the caches, with the shared prefix once, and --max-num-seqs.
-
-        A mean, so not a whole number: requests come and go, and are on average half through their output.
-        """
-        shared = pages(load.prompt * load.prefix_hit) if load.prefix_hit else 0
-        mean_request = pages(load.prompt - shared) + load.output / 2 + PAGE / 2 + self.state_tokens
-        free_tokens = self.tokens(end) - shared
-        if free_tokens < pages(load.prompt + load.output - shared) + self.state_tokens:
+        """Requests of one rank that fit the caches, with each prefix once, and --max-num-seqs: whole requests, of
+        which the last one begins while the others are on average half through their output."""
+        shared, fresh, mean = self._sizes(load)
+        rest, prefixes = self.tokens(end) - shared - fresh, load.different
+        if rest < pages(load.output):
             return 0.0  # not one whole request
-        return max(1.0, min(float(engine.sequences), free_tokens / mean_request))
+        others = rest / (shared + mean)
+        if others + 1 > prefixes:
+            others = (rest - (prefixes - 1) * shared) / mean
+        return min(float(engine.sequences), 1.0 + math.floor(others))
+
+    def resident(self, load: Workload, running: float, end: End = "value") -> float:
+        """Share of the prefixes that stay in a rank's caches beside so many requests; all ranks see all prefixes."""
+        shared, _, mean = self._sizes(load)
+        return min(1.0, max(shared, self.tokens(end) - running * mean) / (load.different * shared)) if shared else 1.0
+
+    def _sizes(self, load: Workload) -> tuple[float, float, float]:
+        """Tokens of a prefix, and of the rest of a request: at its begin, and on average."""
+        shared = pages(load.prompt * load.prefix_hit)
+        fresh = pages(load.prompt - shared) + self.state_tokens
+        return shared, fresh, fresh + load.output / 2 + PAGE / 2
 
 
 def fit(
@@ -139,7 +128,7 @@ def fit(
     """Memory of a die of the pipeline stage with the fewest cached tokens, in an engine that does not prefill
     (`decode_only`), or one of those that share the work of prefill and decode (`split`)."""
     stages = (stage_fit(model, hardware, engine, stage, decode_only, split) for stage in engine.stages(model.config))
-    return min(stages, key=lambda memory: memory.budget / memory.bytes_per_token)
+    return min(stages, key=lambda memory: memory.budgets["value"] / memory.bytes_per_token)
 
 
 def stage_fit(

@@ -1,8 +1,4 @@
-"""The planned model: its sizes, the type of every linear, and the types of its caches.
-
-It comes from a name of the family (`glm-5.2`) and a quantization, or from a checkpoint directory. Sizes and tensors are
-those of the config's Architecture.
-"""
+"""The planned model: sizes, types of linears and caches, by a name and a quantization or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,12 +21,8 @@ LinearType = Literal["FLOAT", "W8A8", "W8A8_DYNAMIC", "W4A8_DYNAMIC"]
 
 
 class QuantizationKeys(Keys):
-    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time.
-
-    Attributes:
-        fp8: needs units for FP8; the types above only say how many bytes a weight takes.
-        little_data: a sentence about missing data.
-    """
+    """Types of the routed experts, of the attention's linears, of dense and shared MLPs; caches at run time; fp8: needs
+    units for FP8, the types only say how many bytes a weight takes."""
 
     experts: LinearType
     attention: LinearType
@@ -41,23 +33,18 @@ class QuantizationKeys(Keys):
 
 
 class FamilyFile(Keys):
-    """data/models.yaml."""
-
     models: dict[str, dict[str, Any]]
     quantizations: dict[str, QuantizationKeys]
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedModel:
-    """The model to serve. Compared by identity, so that results computed from it can be cached.
+    """The model to serve, compared by identity, so that results computed from it can be cached.
 
     Attributes:
-        types: type of every linear by full module name. Of a layer's routed experts only the first: the engine uses
-            its type for all.
-        cache: caches that are INT8 at run time: none | li | li+sfa.
-        stored_bytes: bytes of all tensors of a real checkpoint, None for a model known by name only.
-        rotated: the MTP layer has `rot.weight`.
-        marked: layers whose indexer keys a checkpoint marks as INT8; empty: all.
+        types: type of every linear by full module name; of routed experts only the first, whose type the engine uses.
+        cache: caches that are INT8: none | li | li+sfa. marked: layers whose indexer keys are; empty: all.
+        stored_bytes: of all tensors of a checkpoint; None for a name. rotated: the MTP layer has `rot.weight`.
         rules: what its quantization means, if that has a name.
     """
 

@@ -1,8 +1,5 @@
-"""Every operator of one step, as bytes and operations of one die.
-
-Bytes and operations are those of kernels/glm5_kernels' definitions of the ops, and of transformers' code of linear
-attention and residual streams; nothing is timed here.
-"""
+"""Every operator of one step, as bytes and operations of one die, by kernels/glm5_kernels' definitions of the ops and
+transformers' code of linear attention and residual streams."""
 
 from __future__ import annotations
 
@@ -12,27 +9,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from glm5_ascend.checkpoint.types import FLOAT
+from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.plan import memory
 from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
-#: Time of a row from the L2 cache, relative to one from memory. A guess: L2 is several times as fast.
-_CACHED = 0.25
-#: Tokens of a prompt that linear attention computes as matrix products.
-_CHUNK = 64
+#: Time of a row from L2, relative to memory (a guess); tokens that linear attention computes as matrix products.
+_CACHED, _CHUNK = 0.25, 64
+#: INT8 inputs meet INT4 weights in two halves of four bits each; scale_bias takes back the offset of the lower one.
+_HALVES = 2.0
 
 
 class StepLoad(NamedTuple):
-    """Work of one step of an engine, per DP rank.
-
-    Attributes:
-        tokens: new tokens. requests: requests of these tokens. context: mean cached tokens that a new one attends to.
-        ranks: DP ranks with the same work at the same time; their tokens meet at the experts.
-        prefill: a chunk of a prompt; else the next tokens of many requests.
-    """
+    """Work of one step of an engine, per DP rank: new tokens of so many requests, mean cached tokens that a new one
+    attends to, ranks with the same work, whose tokens meet at the experts; a chunk of a prompt, or next tokens."""
 
     tokens: float
     requests: float
@@ -43,13 +35,8 @@ class StepLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class Op:
-    """Work of one die in one operator, in `count` layers.
-
-    Attributes:
-        nbytes: bytes read or written in memory.
-        bf16, int8: cube operations, two per multiply-add. vector: element operations.
-        sent: bytes to other dies. group: number of dies that take part. collective: allreduce | alltoall | gather.
-    """
+    """Work of one die in one operator, in `count` layers: bytes in memory, cube operations (two per multiply-add) and
+    element operations, bytes sent to a group of so many dies by a collective (allreduce | alltoall | gather)."""
 
     name: str
     nbytes: float = 0.0
@@ -68,8 +55,6 @@ class Op:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Operators of one layer in one step."""
-
     model: PlannedModel
     hardware: Hardware
     engine: Engine
@@ -155,19 +140,20 @@ class _Layer:
         c, engine, step, width = self.model.config, self.engine, self.step, self.model.config.moe_intermediate_size
         yield from self.mlp("shared expert", "mlp.shared_experts.down_proj", width * c.n_shared_experts)
         router = float(c.n_routed_experts * c.hidden_size)
-        share = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
+        sent = step.tokens / engine.tp  # the dies of a DP rank divide its tokens before they send them
         # the router computes in fp32, which the cube does as four products of halves
-        yield Op("router", FP32 * router, bf16=8.0 * share * router, vector=share * c.n_routed_experts * 12.0)
+        yield Op("router", FP32 * router, bf16=8.0 * sent * router, vector=sent * c.n_routed_experts * 12.0)
         scheme, local = self.model.type_of(self.layer, "mlp.experts.0.gate_proj"), c.n_routed_experts / engine.ep
-        yield from self.exchange(share, local, scheme)
+        yield from self.exchange(sent, local, scheme)
         tokens = step.tokens * step.ranks
         slices = 1 if engine.expert_parallel else engine.tp * engine.dp
-        mean_touched = local * (1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens)
-        touched = min(local, mean_touched * imbalance(mean_touched, engine.ep)) / slices
+        share = 1.0 - (1.0 - c.num_experts_per_tok / c.n_routed_experts) ** tokens  # of the experts, with a token
+        touched = most_of(round(local), share, engine.ep) / slices
         mean_pairs = tokens * c.num_experts_per_tok / engine.ep  # (token, expert) pairs of a die
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
         expert = streamed_linear(scheme, 2 * width, c.hidden_size) + streamed_linear(scheme, c.hidden_size, width)
         operations, floats = 6.0 * pairs * width * c.hidden_size, scheme == FLOAT
+        operations *= _HALVES if scheme == W4A8_DYNAMIC and not self.hardware.measured_on else 1.0
         yield Op(
             "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
             operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),
@@ -212,6 +198,16 @@ def draft_operators(model: PlannedModel, hardware: Hardware, engine: Engine, ste
     yield layer.linear("MTP input", FLOAT, hidden, 2 * hidden)
     for operators in (layer.attention(), layer.indexer(), layer.moe(), layer.head(step.requests)):
         yield from operators
+
+
+@functools.lru_cache(maxsize=4096)
+def most_of(experts: int, share: float, dies: int) -> float:
+    """Mean largest number of experts with a token on any of `dies` dies, each of which has so many experts."""
+    below, most = 0.0, 0.0
+    for n in range(experts):
+        below += math.comb(experts, n) * share**n * (1.0 - share) ** (experts - n)
+        most += 1.0 - min(1.0, below) ** dies
+    return most
 
 
 def imbalance(mean: float, dies: int) -> float:

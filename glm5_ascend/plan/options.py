@@ -8,21 +8,23 @@ from typing import Annotated
 from glm5_ascend.options import Argument, Option, StrPath
 
 _HARDWARE = (
-    "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, cpu (after `plan measure`), or a "
-    "YAML file that describes a machine."
+    "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, ascend-950dt, cpu (after `plan "
+    "measure`), or a YAML file that describes a machine."
 )
 _MODEL = "Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash."
 _QUANT = "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4."
 _CACHE = "Caches in INT8: none, li or li+sfa."
 _WORKLOAD = (
-    "Tokens in= and out= of a request; optional: concurrency= (clients), prefix_hit= (share of the prompt), rate= (per "
-    "second), requests= (of a whole run, with cold caches; warm=1: with warm ones)."
+    "Tokens in= and out= of a request; optional: concurrency= (clients), prefix_hit= (share of the prompt that is "
+    "known), prefixes= (how many different ones; default: one for each client), hits= (where: device, host or pool), "
+    "rate= (per second), requests= (of a whole run, with cold caches; warm=1: with warm ones)."
 )
 _LAYOUT = (
     "Evaluate this layout only, such as tp=16,dp=2: tp=, dp=, dcp=, pp=, replicas=, mtp=, seqs= (--max-num-seqs), "
     "tokens= (--max-num-batched-tokens), utilization=, buffer_mb=; 0 or 1: ep=, dsa_cp=, index_cache=, eager=, "
     "flashcomm=, mlapo=; of prefill engines prefill_tp=, prefill_dp=, ..., prefills= (number)."
 )
+_USUAL = "in=3500,out=1500,concurrency=16, or as the model takes"
 _NODES = "as many as the load needs within --slo and rate="
 
 
@@ -37,7 +39,7 @@ class PlanOptions:
     cache: Annotated[str | None, Option(_CACHE, "NAME", default_text="by --quant or DIR")] = None
     hardware: Annotated[str, Option(_HARDWARE, "NAME")] = "a3"
     nodes: Annotated[int | None, Option("Number of machines.", "N", 1, 4096, default_text=_NODES)] = None
-    workload: Annotated[str, Option(_WORKLOAD, "KEY=N,...")] = "in=3500,out=1500,concurrency=16"
+    workload: Annotated[str | None, Option(_WORKLOAD, "KEY=N,...", default_text=_USUAL)] = None
     slo: Annotated[str | None, Option("Limits on latency, such as tpot=50ms,ttft=2s.", "KEY=T,...")] = None
     acceptance: Annotated[
         float | None, Option("Mean accepted length, measured with 3 drafts.", "X", default_text="3.16, healthy")

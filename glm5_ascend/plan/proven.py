@@ -9,25 +9,21 @@ from dataclasses import dataclass, replace
 from glm5_ascend.checkpoint.types import FLOAT, W4A8_DYNAMIC
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.plan.evidence import cases
-from glm5_ascend.plan.hardware import Hardware
-from glm5_ascend.plan.inputs import Count, Keys, Workload, data_file
+from glm5_ascend.plan.hardware import Hardware, machine_type
+from glm5_ascend.plan.inputs import Cache, Count, Keys, Workload, data_file
 from glm5_ascend.plan.layout import Engine, Layout, needed_buffer_mb, parse_layout, sequences_for
-from glm5_ascend.plan.model import PlannedModel, named
+from glm5_ascend.plan.model import PlannedModel, family, named
 
 PROVEN, DERIVED, EXPERIMENTAL = "proven", "derived", "experimental"
-#: More sequences per rank than any public run has are not derived from one.
-MAX_SEQUENCES = 64
-#: Contexts that are longer than the source's by a larger factor are not derived from it.
-LONGER = 4
-#: Draft tokens of almost all public runs.
-_USUAL_DRAFTS = 3
+#: More sequences per rank than any public run has are not derived from one, nor any more from one whose memory is full.
+MAX_SEQUENCES, FULL = 64, 0.95
+#: Contexts longer than the source's by a larger factor are not derived from it; drafts of almost all public runs.
+LONGER, _USUAL_DRAFTS = 4, 3
 #: Sizes that must be the source's.
 _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "n_routed_experts")
 
 
-class ProvenKeys(Keys):
-    """A layout of data/proven.yaml; see there."""
-
+class ProvenKeys(Keys):  # a layout of data/proven.yaml
     source: str
     layout: str
     experts: str
@@ -35,36 +31,37 @@ class ProvenKeys(Keys):
     nodes: Count
     context: Count
     models: tuple[str, ...]
+    cache: Cache | None = None
     profile: str | None = None
     first: int = 0
     changes: tuple[str, ...] = ()
 
 
 class ProvenFile(Keys):
-    """data/proven.yaml; see there."""
-
     layouts: tuple[ProvenKeys, ...]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a layout.
+    """What is known about a layout: its source (profile, document or run) and what differs from it.
 
     Attributes:
         tag: proven | derived (copies behind a router, or sizes fitted to the load) | experimental.
-        source: profile, document or run that has it. changes: what differs from the source.
-        profile: a profile of deploy/ with exactly these engines.
-        fits: a public source runs it at this size, whatever the planner's memory says.
+        sister: other models of these sizes, or caches, with which the source runs it.
+        profile: of deploy/, with these engines. fits: a public source runs it, whatever the planner's memory says.
     """
 
     tag: str = EXPERIMENTAL
     source: str = ""
     changes: tuple[str, ...] = ()
+    sister: str = ""
     profile: str | None = None
     fits: bool = False
 
     def __str__(self) -> str:
-        return "; ".join(filter(None, (self.source or "nobody is known to run it", ", ".join(self.changes))))
+        return "; ".join(
+            filter(None, (self.source or "nobody is known to run it", self.sister, ", ".join(self.changes)))
+        )
 
 
 UNPROVEN = Evidence()
@@ -73,14 +70,14 @@ UNPROVEN = Evidence()
 @functools.cache
 def entries() -> tuple[ProvenKeys, ...]:
     """The documented layouts, and those of the public runs of vllm-ascend."""
-    documented = read_yaml(data_file("proven.yaml"), ProvenFile).layouts
+    documented, known = read_yaml(data_file("proven.yaml"), ProvenFile).layouts, family().quantizations
     runs = [
         ProvenKeys(
-            source=f"vllm-ascend CI, {case.row.case}", layout=case.row.layout, experts=case.row.quant[:4],
-            hardware=case.row.hardware, nodes=case.row.nodes, context=case.workload.prompt + case.workload.output,
-            models=(case.row.model,),
+            source=f"{row.source.removesuffix(' configuration')}, {row.case}", layout=row.layout, experts=row.quant[:4],
+            hardware=row.hardware, nodes=row.nodes, context=case.workload.prompt + case.workload.output,
+            models=(row.model,), cache=row.cache or known[row.quant].cache,
         )
-        for case in cases() if case.whole
+        for case in cases() if case.whole for row in (case.row,)
     ]  # fmt: skip
     return (*documented, *runs)
 
@@ -92,12 +89,10 @@ def proven_layouts(
     the load."""
     config = model.config
     experts = {FLOAT: "bf16", W4A8_DYNAMIC: "w4a8"}.get(model.expert_type, "w8a8")
-    machine = "a3" if hardware.name == "cloudmatrix384" else hardware.name.split("-")[0]
     context = workload.prompt + workload.output
     for entry in entries():
-        if (entry.experts, entry.hardware) != (experts, machine) or entry.nodes > nodes:
-            continue
-        if not entry.first <= context <= LONGER * entry.context:
+        same = entry.experts == experts and machine_type(entry.hardware) == machine_type(hardware.name)
+        if not same or entry.nodes > nodes or not entry.first <= context <= LONGER * entry.context:
             continue
         if any(getattr(config, size) != getattr(named(entry.models[0], "bf16").config, size) for size in _SIZES):
             continue  # nobody runs a model of other sizes
@@ -108,18 +103,24 @@ def proven_layouts(
                 all_changes = (*changes, *copied)
                 profile = entry.profile if all_changes == entry.changes else None
                 fits = context <= entry.context and not entry.changes
-                yield copy, Evidence(DERIVED if all_changes else PROVEN, entry.source, all_changes, profile, fits)
+                tag, sister = DERIVED if all_changes else PROVEN, _sister(entry, model)
+                yield copy, Evidence(tag, entry.source, all_changes, sister, profile, fits)
                 needed = min(sequences_for(workload.concurrency / copy.replicas, copy.decode.dp), MAX_SEQUENCES)
-                if copy.decode.sequences < needed:
+                if copy.decode.sequences < needed and copy.decode.utilization <= FULL:
                     more = f"--max-num-seqs {needed} instead of {copy.decode.sequences}"
                     larger = replace(copy, decode=with_sequences(model, copy.decode, needed, copy.prefill))
-                    yield larger, Evidence(DERIVED, entry.source, (*all_changes, more))
+                    yield larger, Evidence(DERIVED, entry.source, (*all_changes, more), sister)
+
+
+def _sister(entry: ProvenKeys, model: PlannedModel) -> str:
+    other = "" if model.name in entry.models or model.stored_bytes else f"run with {', '.join(entry.models)}"
+    cache = "" if entry.cache in (None, model.cache) else f"run with --cache {entry.cache}"
+    return ", ".join(filter(None, (other, cache)))
 
 
 def _adapted(
     layout: Layout, entry: ProvenKeys, model: PlannedModel, context: int, drafts: int
 ) -> tuple[Layout, tuple[str, ...]]:
-    """The layout with other drafts and context; IndexCache only for the model that is run with it."""
     changes, decode, prefill = entry.changes, layout.decode, layout.prefill
     drafts = drafts if model.config.num_nextn_predict_layers else 0
     if drafts != decode.drafts:
@@ -135,7 +136,6 @@ def _adapted(
 
 
 def _counts(limit: int) -> list[int]:
-    """Numbers of engines to try, up to `limit`: 1, 2, 3, 4, 6, 8, 12, ... and `limit` itself."""
     counts = {2**i for i in range(13)} | {3 * 2**i for i in range(12)} | {limit}
     return sorted(n for n in counts if 1 <= n <= limit)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glm5_ascend.plan.evidence import cases, medians
 from glm5_ascend.plan.hardware import fitted
-from glm5_ascend.plan.memory import UNPUBLISHED
+from glm5_ascend.plan.inputs import Slo
+from glm5_ascend.plan.memory import ENDS, UNPUBLISHED
+from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.search import SHEDS
-from glm5_ascend.report import charts, page
+from glm5_ascend.report import charts
 from glm5_ascend.report.content import Code, Page, Section, Table
-from glm5_ascend.report.header import ReportHeader, make_header
+from glm5_ascend.report.header import ReportHeader
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
 from glm5_ascend.report.verdict import Grade, ReportVerdict
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
     from glm5_ascend.plan.api import Plan
 
 Rows = Iterator[tuple[str, ...]]
-_GB = 1e9
-#: Other layouts that are shown.
-OTHERS = 4
+_GB, OTHERS = 1e9, 4  # further layouts that are shown
+WORDS = {"tok_s": "tokens/s", "ttft": "TTFT", "tpot": "TPOT"}
 BOUNDS = {
     "decode": "decode steps", "prefill": "prefill", "memory": "cache memory", "seqs": "--max-num-seqs",
     "arrivals": "arriving requests",
@@ -59,17 +60,37 @@ def answer(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "load", str(plan.question.workload)
     yield best.evidence.tag, str(best.layout)
     yield "source", str(best.evidence)
-    yield "tokens/s", f"{speed.text()} output tokens, all requests  [{speed.basis}]"
-    yield "TPOT", f"{tpot.text(digits=1)} ms  [{tpot.basis}]"
-    yield "TTFT", f"{ttft.text()} ms  [{ttft.basis}; few public numbers]"
+    yield from settings(plan)
+    yield "tokens/s", f"{speed.text()} output tokens, all requests  [{_known(plan, 'tok_s', speed.basis)}]"
+    yield "mean TPOT", f"{tpot.text(digits=1)} ms  [{_known(plan, 'tpot', tpot.basis)}]"
+    yield "mean TTFT", f"{ttft.text()} ms  [{_known(plan, 'ttft', ttft.basis)}]"
     yield "limits", f"throughput by {bound}; a decode step of {1e3 * step.seconds:.0f} ms: {shares}"
-    if plan.question.slo.limited or not plan.within_slo:
+    if plan.question.slo != Slo() or not plan.within_slo:
         yield "SLO", plan.verdict
     yield from (("note", note) for note in plan.notes)
     if near is not None:
         distance, case = near
-        measured = f"{case.measured['tok_s']:,.0f} tokens/s measured with {case.layout}, {case.workload}"
-        yield "nearest", f"{case.row.case}: {measured} (distance {distance:.1f})"
+        measured = case.measured["tok_s"]
+        text = f"{measured:,.0f} tokens/s measured with {case.layout}, {case.workload}"
+        if not speed.low <= measured <= speed.high:
+            same = predict(plan.question.steps, case.layout, case.workload, ends=ENDS[1:])
+            text += f"; for these the plan has {same.tok_s:,.0f}" if same else ""
+        yield "nearest", f"{case.row.case}: {text} (distance {distance:.1f})"
+
+
+def settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Settings of the engines that are not in the layout's name."""
+    for role, e in plan.best.layout.engines.items():
+        sizes = f"--max-num-seqs {e.sequences}, --max-num-batched-tokens {e.batched_tokens}"
+        if plan.question.hardware.measured_on is None:
+            sizes += f", --gpu-memory-utilization {e.utilization:g}, HCCL_BUFFSIZE {e.buffer_mb}"
+        yield "settings" if role == "server" else f"settings, {role}", sizes
+
+
+def _known(plan: Plan, output: str, basis: str) -> str:
+    error, count = plan.known.get(output, (0.0, 0))
+    known = f"median error {100 * error:.0f} % of {count} unseen results" if count else "no public result"
+    return basis if basis == "measured" else f"{basis}; {known} of this kind"
 
 
 def memory(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -96,6 +117,8 @@ def table(plan: Plan) -> Rows:
         p = candidate.prediction
         remarks = [f"{candidate.evidence.tag}: {candidate.evidence}"]
         remarks += ["memory unsure"] if candidate.unsure else []
+        if candidate.rank == plan.best.rank and candidate.value > plan.best.value and candidate.evidence.source:
+            remarks.append("not first: " + plan.doubt(candidate))
         remarks += [f"SLO for {candidate.admitted:g} clients"] if candidate.verdict == SHEDS else []
         remarks += ["SLO missed"] if candidate.verdict > SHEDS else []
         speeds = f"{p.tok_s:,.0f}", f"{1e3 * p.tpot:.1f}", f"{1e3 * p.ttft:,.0f}"
@@ -107,26 +130,22 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     if plan.experimental is not None:
         yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
     if plan.question.hardware.constants is None:
-        data = fitted()
-        yield (
-            f"fitted: six constants, on {data.rows} public results. Results that a fit had not seen: median error "
-            f"{100 * data.median_error['tok_s']:.0f} % in tokens/s, {100 * data.median_error['ttft']:.0f} % in TTFT; "
-            f"{100 * data.inside:.0f} % inside the range. Later than the fit's data: {data.later['vllm-ascend']}."
-        )
+        for engine, title in (("vllm-ascend", "vllm-ascend"), ("sglang", "SGLang, not modelled")):
+            errors = medians(
+                case for case in cases() if case.row.engine == engine and (case.judged or engine == "sglang")
+            )
+            texts = (f"{WORDS[name]} {100 * error:.0f} % ({count})" for name, (error, count) in errors.items())
+            yield f"median error of results of {title}, each by a fit without its source: {', '.join(texts)}"
+        yield f"the ranges hold {100 * fitted().inside:.0f} % of those of vllm-ascend"
     yield "measured: of the checkpoint or this machine. derived: arithmetic. guessed: no public number exists."
     yield "None of this was run on an NPU by this project."
-
-
-def write(plan: Plan, path: Path) -> None:
-    """Write the HTML page; raises OutputError if the file cannot be written."""
-    page.write(path, document(plan, make_header()))
 
 
 def document(plan: Plan, header: ReportHeader) -> Page:
     """The page; `header` has its origin."""
     grade: Grade = "good" if plan.verdict.startswith("met, also") else "fair" if plan.within_slo else "poor"
     verdict = ReportVerdict(grade, f"SLO {plan.verdict}.", "", "The limits are those of --slo.")
-    if not plan.question.slo.limited:
+    if plan.question.slo == Slo():
         verdict = ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
     uses = [(name.strip(), text) for name, text in memory(plan)]
     operators = sorted(plan.step.by_op.items(), key=lambda item: -item[1])

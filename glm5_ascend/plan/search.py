@@ -18,14 +18,10 @@ from glm5_ascend.plan.predict import Prediction, predict
 from glm5_ascend.plan.proven import PROVEN, UNPROVEN, Evidence, faults, proven_layouts, with_sequences
 from glm5_ascend.plan.steps import Steps
 
-#: Numbers of machines that are tried without --nodes.
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-#: Known layouts that are varied.
-VARIED = 24
-#: Layouts are equally fast from this ratio on: it is far below the error of a prediction.
-EQUAL = 0.95
-#: Share of the clients.
-NEARLY_ALL = 0.9
+#: Numbers of machines that are tried without --nodes, and of known layouts that are varied.
+NODES, VARIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64), 24
+#: Layouts are equally fast from this ratio on, far below the error of a prediction; share of clients or speed.
+EQUAL, NEARLY_ALL = 0.95, 0.9
 #: Meets the SLO with all clients, with fewer of them, or with none.
 MEETS, SHEDS, MISSES = 0, 1, 2
 
@@ -66,11 +62,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout and its figures.
+    """A layout and its figures for a load: the one that was asked for, or fewer clients (admitted) that meet the SLO.
 
     Attributes:
-        load: what the prediction is for: the load that was asked for, or less of it that meets the SLO.
-        admitted: clients of a smaller load; None: all.
         verdict: MEETS | SHEDS | MISSES. rank: the same, but serving almost all clients counts as serving all.
         unsure: it fits only if unpublished amounts of memory are small, and no public source runs it.
     """
@@ -164,7 +158,8 @@ def best_layouts(question: Question, nodes: int | None) -> tuple[int, list[Candi
 def proven_candidates(question: Question, nodes: int, shed: bool = True) -> list[Candidate]:
     """Layouts with a source, and copies of them, best first; `shed` as in `evaluate`."""
     layouts = proven_layouts(question.model, question.hardware, nodes, question.workload, question.drafts)
-    candidates = _ranked(question, dict(layouts), shed)
+    surest = sorted(layouts, key=lambda pair: (pair[1].tag == PROVEN, not pair[1].sister, bool(pair[1].profile)))
+    candidates = _ranked(question, dict(surest), shed)  # of sources with the same settings the last one counts
     if candidates:  # a few per cent are no reason for a layout with faults or changes
         top = candidates[0]
         equal = [c for c in candidates if (c.rank, c.unsure) == (top.rank, top.unsure) and c.value >= EQUAL * top.value]
@@ -187,12 +182,15 @@ def experimental_candidates(question: Question, nodes: int, proven: Sequence[Can
 
 
 def _ranked(question: Question, layouts: Mapping[Layout, Evidence], shed: bool = True) -> list[Candidate]:
-    """Candidates best first; layouts that differ in sizes only have one name, and the best one counts."""
+    """Candidates best first; of those of one name the best, or one without changes that is nearly as good."""
     candidates = (evaluate(question, layout, evidence, shed) for layout, evidence in layouts.items())
     best: dict[str, Candidate] = {}
-    for candidate in sorted(filter(None, candidates), key=lambda c: c.order):
-        best.setdefault(str(candidate.layout), candidate)
-    return list(best.values())
+    for candidate in sorted(filter(None, candidates), key=lambda c: (*c.order, c.evidence.profile is None)):
+        first = best.setdefault(str(candidate.layout), candidate)
+        nearly = (candidate.rank, candidate.unsure, candidate.value >= EQUAL * first.value)
+        if first.evidence.tag != PROVEN == candidate.evidence.tag and nearly == (first.rank, first.unsure, True):
+            best[str(candidate.layout)] = candidate
+    return sorted(best.values(), key=lambda c: c.order)
 
 
 def _variants(question: Question, nodes: int, proven: Iterable[Candidate]) -> Iterator[Layout]:

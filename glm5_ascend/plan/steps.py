@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from glm5_ascend.plan import memory
 from glm5_ascend.plan.hardware import Constants, Hardware
+from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine
 from glm5_ascend.plan.model import PlannedModel
 from glm5_ascend.plan.operators import Op, StepLoad, draft_operators, step_operators
 
-#: Share of a link's rate that a collective reaches. A guess: no public result depends on it.
-LINK = 0.5
+LINK = 0.5  # share of a link's rate that a collective reaches, a guess: no public result depends on it
 #: Requests per rank at which a curve's steps are computed.
 _BATCHES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]
 
@@ -123,11 +123,17 @@ class Steps:
             times[op.name, limit] += seconds
         return times
 
-    def transfer(self, engine: Engine, prefill: Engine, tokens: float) -> float:
+    def hits(self, engine: Engine, load: Workload, found: float, ranks: float) -> PromptTime:
+        """A prompt of which so many tokens are found in the caches of `load.hits`; loading them blocks the rank."""
+        nbytes = found * memory.bytes_per_token(self.model, engine.drafts > 0)
+        rates = {"host": self.hardware.host_bandwidth, "pool": self.hardware.pool_bandwidth}
+        seconds = nbytes / rates.get(load.hits, math.inf)
+        alone, chunks, packed = self.prompt(engine, load.prompt - found, found, ranks)
+        return PromptTime(alone + seconds, chunks, packed + seconds)
+
+    def transfer(self, engine: Engine, tokens: float) -> float:
         """Seconds to send the cache of a prompt to the decode engine, whole to each die of a tensor-parallel group."""
-        nbytes = tokens * memory.bytes_per_token(self.model, engine.drafts > 0)
-        link = self.hardware.link(engine.dies + prefill.dies)
-        return nbytes / link.bandwidth / LINK
+        return tokens * memory.bytes_per_token(self.model, engine.drafts > 0) / self.hardware.transfer_bandwidth
 
 
 def _shape(engine: Engine, batched_tokens: int) -> Engine:

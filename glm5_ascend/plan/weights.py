@@ -1,7 +1,7 @@
 """Bytes of weights: as stored in a checkpoint, and resident on one die of a layout with the engine's copies.
 
-Source of the formats: vllm-ascend 182b75e `quantization/methods/`, msModelSlim 26.1.0's saver. Source of the copies:
-vllm-ascend 0.23.0.post1 and 0.30.0rc2, `attention/sfa_v1.py`, `ops/linear_op.py`; `glm5-ascend rehearse` measures both.
+Sources: vllm-ascend 182b75e `quantization/methods/`, msModelSlim 26.1.0's saver; copies: 0.23.0.post1 and 0.30.0rc2
+`attention/sfa_v1.py`, `ops/linear_op.py`. `glm5-ascend rehearse` measures both.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class Format(NamedTuple):
 #: Dynamic INT8 has scale and offset in bf16; static also deq_scale and quant_bias; INT4 the scale widened to 64 bits,
 #: offset and scale_bias in fp32.
 FORMATS = {
-    FLOAT: Format(BF16),
-    W8A8_DYNAMIC: Format(1, 2 * BF16, 2 * FP32),
-    W8A8: Format(1, 2 * BF16 + 2 * FP32, 2 * FP32),
-    W4A8_DYNAMIC: Format(0.5, 8 + 2 * FP32, 8 + FP32),
-}
+    FLOAT: Format(BF16), W8A8_DYNAMIC: Format(1, 2 * BF16, 2 * FP32),
+    W8A8: Format(1, 2 * BF16 + 2 * FP32, 2 * FP32), W4A8_DYNAMIC: Format(0.5, 8 + 2 * FP32, 8 + FP32),
+}  # fmt: skip
 #: (use in a report, division) by the begin of a weight's name, the first one that fits. whole: vLLM's
 #: ReplicatedLinear; ep: over the dies of the engine; tp, columns, output, shared: over those of a rank (see `copies`).
 _SHARES = {
@@ -48,15 +46,12 @@ _SHARES = {
     "model.visual.downsample": ("vision tower", "whole"), "model.visual.": ("vision tower", "tp"),
     "eh_proj": ("MTP layer", "whole"), "": ("embedding and head", "tp"),
 }  # fmt: skip
-#: The draft's copy of the embedding.
-EMBEDDING_COPY = "embed_tokens"
-#: Divided along their inputs: scales and biases of output rows are whole on every die.
-ROW_PARALLEL = ("o_proj", "down_proj")
+#: The draft's copy; linears divided along their inputs: scales and biases of output rows are whole on every die.
+EMBEDDING_COPY, ROW_PARALLEL = "embed_tokens", ("o_proj", "down_proj")
 #: Norms of the MTP layer that msModelSlim writes in bf16; all other vectors are fp32.
 MTP_BF16 = ("enorm", "hnorm", "shared_head.norm")
 #: Projections that MLAPO fuses; stored twice unless the node only decodes, with few tokens.
-_FUSED = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj")
-_FUSED_TOKENS = 1024
+_FUSED, _FUSED_TOKENS = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj"), 1024
 
 
 def streamed_linear(scheme: str, rows: int, columns: int) -> int:

@@ -9,11 +9,11 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.plan import measure
-from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware, write
+from glm5_ascend.deploy.planning import measure
+from glm5_ascend.deploy.planning.measure import LOADS, describe, measure_rates, write
+from glm5_ascend.plan.hardware import Constants, Hardware, load_hardware
 from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Layout
-from glm5_ascend.plan.measure import LOADS, describe, measure_rates
 from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, step_operators
 from glm5_ascend.plan.predict import predict
@@ -111,3 +111,21 @@ def test_the_written_file_is_hardware_cpu(
     assert "exists already" in capsys.readouterr().err and mine.read_text() == "mine\n"
     write(machine, tmp_path / "other.yaml")
     assert load_hardware(str(tmp_path / "other.yaml")) == machine
+
+
+@pytest.mark.parametrize(("name", "machines", "token"), [("glm-5.3-flash", 1, 13_056), ("glm-5", 2, 111_232)])
+def test_models_by_name_on_a_server_without_npus(
+    rates: Hardware, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, machines: int, token: int
+) -> None:
+    """256 GB: Flash's 191 GB of W4A8 and its states fit one server, GLM-5 two."""
+    server = rates.model_copy(update={"constants": TRUE, "memory_bytes": 256 * 2.0**30})
+    write(server, tmp_path / "server.yaml")
+    load = "in=512,out=64,concurrency=2"
+    assert (
+        run(["plan", "--model", name, "--hardware", str(tmp_path / "server.yaml"), "--workload", load, "--json"]) == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["nodes"] == machines and report["kv_bytes_per_token"]["value"] == token
+    assert report["output_tokens_per_s"]["basis"] == "measured" and report["output_tokens_per_s"]["value"] > 0
+    # 34 layers of 64 x 128 x 128 fp32 values, now and after each draft
+    assert (report["state_bytes_per_request"]["value"] > 34 * 4 * 64 * 128 * 128) == (name == "glm-5.3-flash")

@@ -105,5 +105,5 @@ def test_unknowns_have_a_range_around_their_value() -> None:
     for name, (low, value, high) in memory.GUESSED.items():
         assert low <= value <= high, name
     die = memory.fit(named("glm-5", "w4a8"), load_hardware("a3"), Engine(16, 1))
-    assert die.budgets["low"] < die.budget < die.budgets["high"]
-    assert die.budget + sum(die.parts.values()) == pytest.approx(die.usable)
+    assert die.budgets["low"] < die.budgets["value"] < die.budgets["high"]
+    assert die.budgets["value"] + sum(die.parts.values()) == pytest.approx(die.usable)

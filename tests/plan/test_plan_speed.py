@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm5_ascend.plan.evidence import Case, cases, make_case
-from glm5_ascend.plan.fit import PRIORS, errors, fit, predictions, residuals, to_constants, to_vector
+from glm5_ascend.deploy.planning.fit import PRIORS, errors, fit, predictions, residuals, to_constants, to_vector
+from glm5_ascend.plan.evidence import Case, cases, make_case, medians
 from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
 from glm5_ascend.plan.inputs import ACCEPTANCE, Workload, parse_workload, tokens_per_step
 from glm5_ascend.plan.layout import Engine, Layout
 from glm5_ascend.plan.model import named
-from glm5_ascend.plan.operators import StepLoad, imbalance, step_operators
+from glm5_ascend.plan.operators import StepLoad, imbalance, most_of, step_operators
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.steps import Steps
 
@@ -25,13 +25,14 @@ def steps(hardware: Hardware = A3, constants: Constants = FITTED, model: str = "
 
 
 def test_committed_constants_explain_the_public_rows() -> None:
-    """Errors of rows that the fit saw: far below the limits for rows that it did not see."""
+    """Errors of rows that the fit saw; those of rows of a source that it did not see are larger, but limited, too."""
     judged = [case for case in cases() if case.judged]
     seen = errors(judged, FITTED)
-    for name, limit in {"tok_s": 0.12, "ttft": 0.20, "tpot": 0.20}.items():
+    for name, limit in {"tok_s": 0.10, "ttft": 0.15, "tpot": 0.25}.items():
         assert np.median([abs(np.expm1(row[name])) for row in seen if name in row]) <= limit, name
-        assert fitted().median_error[name] <= 0.30
-    assert fitted().rows == len(cases()) and 0.75 <= fitted().inside <= 0.9
+    unseen = medians(judged)
+    assert {case.row.id for case in cases()} == set(fitted().unseen) and 0.75 <= fitted().inside <= 0.9
+    assert all(unseen[name][0] <= limit for name, limit in {"tok_s": 0.20, "ttft": 0.30, "tpot": 0.30}.items())
     heavy = [e["tok_s"] for c, e in zip(judged, seen, strict=True)
              if "tok_s" in e and c.workload.fresh > 3 * c.workload.output]  # fmt: skip
     assert -0.15 < np.median(heavy) < 0.1, "prompt-heavy rows are not promised too much"
@@ -134,3 +135,33 @@ def test_the_most_loaded_die_of_random_experts() -> None:
     for mean in (4.0, 16.0, 64.0):
         sampled = (random.poisson(mean, (2000, 32)).max(axis=1) / mean).mean()
         assert imbalance(mean, 32) == pytest.approx(sampled, rel=0.1)
+
+
+def test_the_die_with_the_most_experts_that_have_a_token() -> None:
+    random = np.random.default_rng(0)
+    for experts, share in ((8, 0.1), (8, 0.6), (16, 0.95)):
+        sampled = (random.random((2000, 32, experts)) < share).sum(axis=2).max(axis=1).mean()
+        assert most_of(experts, share, 32) == pytest.approx(sampled, rel=0.02)
+    assert most_of(256, 0.5, 1) == pytest.approx(128)
+
+
+@pytest.mark.parametrize(("many", "few"), [("", ",prefixes=1"), ("", ",hits=host"), (",hits=pool", ",hits=host")])
+def test_own_prefixes_need_caches_of_their_own(many: str, few: str) -> None:
+    """Clients with a prefix each fill the caches of a rank; one prefix, the host's memory or a pool keep all hits."""
+    layout, load = Layout(Engine(8, 4, sequences=32)), "in=60000,out=500,concurrency=16,prefix_hit=0.9"
+    slow, quick = (predict(steps(), layout, parse_workload(load + more)) for more in (many, few))
+    assert slow and quick and slow.tok_s < quick.tok_s and slow.ttft > quick.ttft
+    assert quick.hit == 0.9 and slow.hit == (0.9 if many else pytest.approx(0.9 * slow.memory.resident(
+        parse_workload(load), slow.memory.most_requests(layout.decode, parse_workload(load)))))  # fmt: skip
+
+
+def test_a_decode_rank_holds_whole_requests() -> None:
+    """UCM counts one request of 128k in 235,008 tokens, eight on eight ranks; the others wait for their first token."""
+    case = next(case for case in cases() if case.row.id == "ucm-5.1-pd-128k-20-90")
+    made = Steps(case.model, case.hardware, FITTED)
+    memory = made.memory(case.layout.decode, True, True)
+    assert memory.tokens() == pytest.approx(235_008, rel=0.05)
+    assert memory.most_requests(case.layout.decode, case.workload) == 1
+    full = predict(made, case.layout, case.workload)
+    half = predict(made, case.layout, parse_workload("in=131072,out=1024,concurrency=6,prefix_hit=0.9,hits=pool"))
+    assert full and half and full.bound == "memory" and full.ttft > 2 * half.ttft

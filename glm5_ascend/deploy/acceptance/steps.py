@@ -126,8 +126,7 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
 
 def measure_cpu(acceptance: Acceptance) -> StepResult:
     """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
-    from glm5_ascend.plan.hardware import write
-    from glm5_ascend.plan.measure import measure
+    from glm5_ascend.deploy.planning.measure import measure, write
 
     try:
         hardware = measure(acceptance.directory, acceptance.folder / "measure.log")

@@ -36,7 +36,9 @@ def _lines(plan: Plan, name: str | None) -> Iterator[str]:
         yield f"run it: glm5-ascend serve DIR --profile {name}"
         yield f"or as files: glm5-ascend deploy render --profile {name} --to shell"
     else:
-        yield "profile: none of deploy/profiles has this layout; these lines do:"
+        near = plan.best.evidence.source.partition("profile ")[2].partition(";")[0]
+        differs = f" ({near} has other settings, or serves another model, cache or shorter context)" if near else ""
+        yield f"profile: none of deploy/profiles has exactly this{differs}; these lines do:"
         if layout.prefill or layout.replicas > 1 or layout.decode.dies > hardware.dies_per_node:
             yield VARIABLES
     yield NOT_MODELLED

@@ -35,7 +35,7 @@ def planned_ranks(checkpoint: Path, profile: Profile, role: Role, line: EngineLi
         copied = copies(model, engine, decode_only or mixed, apart, stage)
         weights = sum(memory.weights.values()) + int(sum(copied.values()))
         states = memory.state_tokens * memory.bytes_per_token
-        ranks.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budget) + weights, states))
+        ranks.append(PlannedRank(weights, memory.bytes_per_token, int(memory.budgets["value"]) + weights, states))
     return tuple(ranks)
 
 

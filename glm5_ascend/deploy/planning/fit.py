@@ -70,11 +70,15 @@ def residuals(cases: Sequence[Case], constants: Constants) -> Vector:
     return weighted
 
 
-def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0) -> Constants:
-    """Constants fitted to runs by least squares; they move from `start` by about `trust` times the priors' spread."""
+def fit(cases: Sequence[Case], start: Constants, trust: float = 1.0, near: Constants | None = None) -> Constants:
+    """Constants fitted to runs by least squares; they move from `start` by about `trust` times the priors' spread. The
+    search begins at `near`, or at `start`."""
     origin = to_vector(start)
     return to_constants(
-        _least_squares(lambda x: np.concatenate([residuals(cases, to_constants(x)), (x - origin) / trust]), origin)
+        _least_squares(
+            lambda x: np.concatenate([residuals(cases, to_constants(x)), (x - origin) / trust]),
+            to_vector(near or start),
+        )
     )
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import psutil
 import torch
 import torch.nn.functional as F
+import yaml
 from torch.utils.benchmark import Timer
 
+from glm5_ascend.deploy.planning.fit import fit
 from glm5_ascend.errors import CheckFailedError
+from glm5_ascend.files.written import disk_error, write_named
 from glm5_ascend.plan.evidence import Case, Row
-from glm5_ascend.plan.fit import fit
 from glm5_ascend.plan.hardware import Constants, Hardware
 from glm5_ascend.plan.inputs import Workload
 from glm5_ascend.plan.layout import Engine, Layout
@@ -107,3 +109,13 @@ def seconds_of(work: Callable[[], object]) -> float:
     work()
     timer = Timer("work()", globals={"work": work}, num_threads=threads())
     return min(timer.blocked_autorange(min_run_time=SECONDS).times)
+
+
+def write(hardware: Hardware, path: Path) -> None:
+    """Write a machine's description as YAML for `--hardware`; raises OutputError if it cannot be written."""
+    text = yaml.safe_dump(hardware.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from None
+    write_named(path, f"# Written by `glm5-ascend plan measure`.\n{text}")
