@@ -129,3 +129,12 @@ def test_models_by_name_on_a_server_without_npus(
     assert report["output_tokens_per_s"]["basis"] == "measured" and report["output_tokens_per_s"]["value"] > 0
     # 34 layers of 64 x 128 x 128 fp32 values, now and after each draft
     assert (report["state_bytes_per_request"]["value"] > 34 * 4 * 64 * 128 * 128) == (name == "glm-5.3-flash")
+
+
+def test_a_checkpoint_of_few_positions_gets_a_load_that_it_takes(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo has 2,048 positions, the usual load 5,000 tokens."""
+    assert run(["plan", str(directory)]) == 0
+    assert "1,433 tokens in, 614 out" in capsys.readouterr().out
+    assert run(["plan", str(directory), "--workload", "in=3500,out=1500"]) == 2
