@@ -30,7 +30,7 @@ inline void weighted_mean(const IndexerPool& op, const char* const* keys, const 
 // Writes the pool whose last token is `token`, if it is one's and has a place; keys, gates [pool].
 inline void write_pool(const IndexerPool& op, int64_t token, const char** keys, const char** gates) {
   const int64_t request = op.request[token], end = op.visible[token], number = end / op.pool - 1;
-  const int64_t column = number / op.block_size;
+  const int64_t column = op.max_blocks ? number / op.block_size : 0;
   if (end <= 0 || end % op.pool || op.tail_blocks[request] < 0 || column >= op.max_blocks) return;
   const int32_t block = op.block_table[request * op.max_blocks + column];
   if (block < 0) return;

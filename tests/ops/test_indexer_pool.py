@@ -139,3 +139,38 @@ def test_a_pool_must_divide_topk() -> None:
     batch = ops.PagedBatch(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([[0]]))
     with pytest.raises(ops.KernelInputError, match="pool is 4, must divide topk, 6"):
         ops.lightning_indexer(torch.zeros(1, 2, 8), torch.zeros(1, 4, 8), torch.zeros(1, 2), batch, 6, 4)
+
+
+@pytest.mark.parametrize("blocks", [(0, 5, [[-1]]), (2, 5, [[-1, -1]]), (2, 0, [[]])], ids=str)
+def test_a_pool_without_a_place_is_not_written(blocks: tuple[int, int, list[list[int]]]) -> None:
+    """No blocks, missing ones, a table without columns; the ring takes the tokens all the same."""
+    num_blocks, block_size, table = blocks
+    tail, cache = torch.zeros(1, 2, RING, DIM), torch.zeros(num_blocks, block_size, DIM)
+    batch = ops.PagedBatch(torch.tensor([0, 5]), torch.tensor([5]), torch.tensor(table, dtype=torch.int32))
+    k, gate = torch.randn(2, 5, DIM)
+    ops.indexer_pool(k, gate, torch.zeros(POOL, DIM), batch, torch.tensor([0]), tail, cache)
+    assert torch.equal(tail[0, :, :5], torch.stack([k, gate]))
+    assert not cache.any()
+
+
+def test_no_tokens() -> None:
+    tail, none = torch.ones(1, 2, RING, DIM), torch.zeros(0, DIM)
+    for starts, lengths in (([0], []), ([0, 0], [7])):
+        table = torch.zeros(len(lengths), 1, dtype=torch.int32)
+        batch = ops.PagedBatch(torch.tensor(starts), torch.tensor(lengths, dtype=torch.int64), table)
+        rings = torch.zeros(len(lengths), dtype=torch.int64)
+        ops.indexer_pool(none, none, torch.zeros(POOL, DIM), batch, rings, tail, torch.zeros(1, 5, DIM))
+    assert bool((tail == 1).all())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_pool_and_channel(value: float) -> None:
+    sequence = Sequence(12, torch.float32)
+    sequence.step(0, 12)
+    want = sequence.pools[:3].clone()
+    for tensor in (sequence.k, sequence.gate):
+        before, tensor[5, 3] = tensor[5, 3].clone(), value
+        sequence.step(0, 12)
+        changed = sequence.pools[:3] != want
+        tensor[5, 3] = before
+        assert changed.nonzero().tolist() == [[1, 3]]
