@@ -48,7 +48,8 @@ class Int8Experts(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> torch.Tensor:
         if layer.reader is not None:
             layer.reader.read(self.weights(layer, chosen_experts(topk_ids)))
-        return ops.w4a8_moe(x, topk_weights, topk_ids, *layer.operands, self.swiglu_limit)
+        w13, w13_scale, w2, w2_scale = layer.operands
+        return ops.w4a8_moe(x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, self.swiglu_limit)
 
     @property
     def swiglu_limit(self) -> float:

@@ -63,13 +63,15 @@ class DecoderLayer(text_model.Glm5NextDecoderLayer):  # type: ignore[misc]
         residual: torch.Tensor,
         post: torch.Tensor,
         comb: torch.Tensor,
-        *maps: torch.Tensor,
+        hc_fn: torch.Tensor,
+        hc_scale: torch.Tensor,
+        hc_base: torch.Tensor,
         norm_weight: torch.Tensor,
         norm_eps: float,
     ) -> tuple[torch.Tensor, ...]:
         """The streams after a half with output x [T, hidden_size], and what `hc_pre` makes of them."""
         streams = self._joined(x, residual, post, comb)
-        return (streams, *self.hc_pre(streams, *maps, norm_weight=norm_weight, norm_eps=norm_eps))
+        return (streams, *self.hc_pre(streams, hc_fn, hc_scale, hc_base, norm_weight, norm_eps))
 
     @staticmethod
     def _joined(x: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
