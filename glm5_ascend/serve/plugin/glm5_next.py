@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.serve.plugin import linear_attention, residual_streams
 from glm5_ascend.serve.plugin.compat import change_class
 from glm5_ascend.serve.plugin.mapped_files import Step
@@ -14,14 +15,18 @@ from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
 from glm5_ascend.serve.plugin.quantization import FloatConfig
 from glm5_ascend.serve.plugin.text_model import glm5next, mtp
 
+#: What vLLM reads of a configuration and older versions of transformers leave out; other values are refused before.
+_KEYS = {**GLM5_NEXT.fixed_keys, "indexer_rope_interleave": True}
+
 
 def complete(vllm_config: Any, *configs: Any) -> None:
-    """Add to transformers' configurations what vLLM reads and only a model with RoPE has; see `FloatConfig`."""
+    """Add to transformers' configurations the keys that vLLM reads, and see `FloatConfig`."""
     if vllm_config.quant_config is None:
         vllm_config.quant_config = FloatConfig()
     for config in configs:
-        if not hasattr(config, "indexer_rope_interleave"):
-            config.indexer_rope_interleave = True
+        for key, value in _KEYS.items():
+            if not hasattr(config, key):
+                setattr(config, key, value)
 
 
 class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # type: ignore[misc]

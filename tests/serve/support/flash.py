@@ -22,7 +22,9 @@ def write_flash(directory: Path) -> Path:
     import torch
     from safetensors.torch import load_file, save_file
 
-    with_floats(write_tiny_flash(directory, dtype="float32", index_head_dim=128, max_position_embeddings=1024))
+    unstated = dict.fromkeys(("mhc", "mla_use_nope"))  # transformers leaves out what is always so
+    write_tiny_flash(directory, dtype="float32", index_head_dim=128, max_position_embeddings=1024, **unstated)
+    with_floats(directory)
     text = tiny_flash_config()["text_config"]
     (shard,) = directory.glob("*.safetensors")
     tensors, language = load_file(shard), "model.language_model."
