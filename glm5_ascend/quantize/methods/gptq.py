@@ -51,12 +51,12 @@ class GPTQState:
     def from_inputs(cls, rows: torch.Tensor, steps: int = 0) -> GPTQState | None:
         """State for inputs fp32 [n, K]; None if all of them are zero."""
         rows = rows.cpu()  # an NPU has neither float64 nor these factorizations
-        rows = rows[rows.square().sum(1) > 0]
+        rows = rows[torch.linalg.vector_norm(rows, dim=1) > 0]
         if not len(rows):
             return None
         columns = rows.shape[1]
         gram = _gram(rows)
-        damping = shrinkage(rows, gram) * float(rows.square().sum()) / columns
+        damping = shrinkage(rows, gram) * float(torch.linalg.vector_norm(rows).square()) / columns
         if len(rows) > columns:  # K rows with the same H; half of the damping keeps the factor from failing
             damping /= 2
             rows = torch.linalg.cholesky(gram.double() + damping * torch.eye(columns)).T.float()
@@ -89,7 +89,7 @@ def shrinkage(rows: torch.Tensor, gram: torch.Tensor | None = None) -> float:
     """
     n, columns = rows.shape
     gram = (_gram(rows) if gram is None else gram) / n
-    energy = rows.double().square().sum(1)
+    energy = torch.linalg.vector_norm(rows, dim=1).double().square()  # without a copy of all rows
     squares, mean = float(gram.double().square().sum()), float(energy.sum()) / n / columns
     structure = squares / columns - mean**2
     noise = (float(energy.square().sum()) / n - squares) / n / columns
