@@ -155,10 +155,10 @@ def test_both_halves_of_sglang_meet_at_one_store() -> None:
     [
         (ServerPlace(), None, "has several roles"),
         (ServerPlace(), "prefil", "has no role 'prefil'"),
-        (ServerPlace(node=2, head="h", ip="i", nic="n"), "decode", "has nodes 0 to 1"),
-        (ServerPlace(rank=4, head="h", ip="i", nic="n"), "decode", "has servers 0 to 3"),
-        (ServerPlace(ip="i", nic="n"), "decode", "needs to know 'head'"),
-        (ServerPlace(head="h", ip="i"), "decode", "needs to know 'nic'"),
+        (ServerPlace(node=2, head="h", ip="10.0.0.2", nic="n"), "decode", "has nodes 0 to 1"),
+        (ServerPlace(rank=4, head="h", ip="10.0.0.2", nic="n"), "decode", "has servers 0 to 3"),
+        (ServerPlace(ip="10.0.0.2", nic="n"), "decode", "needs to know 'head'"),
+        (ServerPlace(head="h", ip="10.0.0.2"), "decode", "needs to know 'nic'"),
     ],
 )
 def test_places_that_do_not_exist_are_refused(server: ServerPlace, role: str | None, message: str) -> None:
