@@ -18,8 +18,7 @@ from glm5_ascend.plan.weights import BF16, FP32, streamed_linear
 
 #: Time of a row from L2, relative to memory (a guess); tokens that linear attention computes as matrix products.
 _CACHED, _CHUNK = 0.25, 64
-#: INT8 inputs meet INT4 weights in two halves of four bits each; scale_bias takes back the offset of the lower one.
-_HALVES = 2.0
+_HALVES = 2.0  # INT8 inputs meet INT4 weights in halves of four bits; scale_bias takes back the offset of the lower one
 
 
 class StepLoad(NamedTuple):
@@ -153,7 +152,8 @@ class _Layer:
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
         expert = streamed_linear(scheme, 2 * width, c.hidden_size) + streamed_linear(scheme, c.hidden_size, width)
         operations, floats = 6.0 * pairs * width * c.hidden_size, scheme == FLOAT
-        operations *= _HALVES if scheme == W4A8_DYNAMIC and not self.hardware.measured_on else 1.0
+        halves = scheme == W4A8_DYNAMIC and not (self.hardware.measured_on or self.hardware.fp8)
+        operations *= _HALVES if halves else 1.0
         yield Op(
             "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
             operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),
