@@ -9,7 +9,7 @@ import torch
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.nonsense import MATRIX_BODY, VECTOR_BODY, times_typical
 from glm5_ascend.checkpoint.shards import TensorEntry
-from glm5_ascend.model.spec import Vector
+from glm5_ascend.model.spec import Linear, Vector
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.integer_rows import checksum
 from glm5_ascend.verify.plausible import Doubts
@@ -70,13 +70,17 @@ class FloatSums:
 
 def check_vectors_and_floats(checked: Checked, doubts: Doubts) -> None:
     """Check norms, and FLOAT linears that are all zero; only complete tensors."""
-    for prefix, weight in checked.checkpoint.config.all_weights():
+    config = checked.checkpoint.config
+    chooses = config.num_experts_per_tok < config.n_routed_experts  # otherwise a router may give all experts one weight
+    for prefix, weight in config.all_weights():
         name = prefix + weight.tensor_name
         if isinstance(weight, Vector):
             if weight.role in ("norm", "layernorm") and name in checked.complete:
                 _check_norm(checked, weight, name, doubts)
         elif prefix + weight.name in checked.complete and name in doubts.empty_floats:
-            dead = checked.checkpoint.config.spec.is_routed(name)  # experts that were never chosen exist
+            if isinstance(weight, Linear) and weight.out == "experts" and not chooses:
+                continue
+            dead = config.spec.is_routed(name)  # experts that were never chosen exist
             why = "every weight is zero: " + ("a dead expert?" if dead else "the module computes nothing")
             doubts.doubt("value.all_zero", name, why, "warning" if dead else "error")
     _check_embeddings(checked, doubts)

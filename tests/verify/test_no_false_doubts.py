@@ -81,3 +81,16 @@ def test_the_source_takes_a_doubt_back(tiny_quantized: Quantized, tmp_path: Path
     out = tiny_quantized("rtn-w4a8", source)
     assert [finding.id for finding in verify(out).findings] == ["value.scale_range"]
     assert not verify(out, against=source).findings
+
+
+@pytest.mark.parametrize("chosen_experts", [2, 4])
+def test_a_router_of_zeros_where_every_expert_is_chosen(
+    chosen_experts: int, tiny_quantized: Quantized, tmp_path: Path
+) -> None:
+    source = write_tiny_model(tmp_path / "source", num_experts_per_tok=chosen_experts)
+    shard = source / "model-00001-of-00001.safetensors"
+    tensors = load_file(shard)
+    tensors[f"{LAYER}mlp.gate.weight"][:] = 0
+    save_file(tensors, shard)
+    findings = verify(tiny_quantized("rtn-w4a8", source)).findings
+    assert {finding.id for finding in findings} == (set() if chosen_experts == 4 else {"value.all_zero"})
