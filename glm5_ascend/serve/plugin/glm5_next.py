@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from glm5_ascend.checkpoint.types import ROT_NAME
+from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.serve.plugin import linear_attention, residual_streams
 from glm5_ascend.serve.plugin.compat import change_class
-from glm5_ascend.serve.plugin.mapped_files import Step
+from glm5_ascend.serve.plugin.mapped_files import MappedFiles, Step
 from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
 from glm5_ascend.serve.plugin.quantization import FloatConfig
 from glm5_ascend.serve.plugin.text_model import glm5next, mtp
@@ -97,6 +99,13 @@ class Glm5NextMTP(FromMappedFiles, _Draft):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         for layer in self.model.layers.values():
             change_class(layer, DraftLayer)
+
+    def after_loading(self, files: MappedFiles, loaded: set[str]) -> None:
+        if ROT_NAME in files.checkpoint:
+            raise CheckpointError(
+                f"{self.directory}: the MTP layer of a rotated GLM-5.3-Flash is not implemented for the CPU",
+                "drop --speculative-config",
+            )
 
     def steps(self) -> list[Step]:
         (layer,) = self.model.layers.values()
