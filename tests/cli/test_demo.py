@@ -35,7 +35,7 @@ def test_demo_of_flash_is_compared_with_its_source_and_answers(tmp_path: Path) -
     done = run_demo(tmp_path / "demo", "glm-5.3-flash")
     assert done.returncode == 0, done.stdout + done.stderr
     commands = re.findall(r"^\$ glm5-ascend (\S+)", done.stdout, re.MULTILINE)
-    assert commands == ["demo-model", "quantize", "verify", "eval"]
+    assert commands == ["demo-model", "quantize", "verify", "eval", "serve"]
     assert "ok: 0 errors, 0 warnings" in done.stdout
     kl = re.search(r"^ *KL to the reference, mean +([\d.]+)", done.stdout, re.MULTILINE)
     assert kl is not None and 0 < float(kl[1]) < 0.1, done.stdout
