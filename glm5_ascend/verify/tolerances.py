@@ -34,9 +34,8 @@ COLUMN_LIMITS = {FLOAT: 0.1, W8A8_DYNAMIC: 0.15, W8A8: 0.15, W4A8_DYNAMIC: 1.0}
 SCALE_LIMITS = COLUMN_LIMITS | {W4A8_DYNAMIC: 0.4}
 #: A column smaller than this share of the mean column (in squares) is judged as if it were as large.
 COLUMN_FLOORS = {FLOAT: 1e-2, W8A8_DYNAMIC: 1e-2, W8A8: 1e-2, W4A8_DYNAMIC: 1.0}
-#: An INT4 row's limit is `LIMITS`' times 1 + this / sqrt(columns) but for the part that is a multiple of the row: what
-#: error feedback moves scatters in short rows.
-_SCATTER = 8.0
+#: Of a row's error, the part without direction: 0.58 of a row in SmolLM2. For a multiple of the row `LIMITS` hold.
+ROW_LIMITS = LIMITS | {W4A8_DYNAMIC: 1.0}
 _LARGEST = {W8A8_DYNAMIC: 127, W8A8: 127, W4A8_DYNAMIC: 7}
 _SLACK = 1.2  # recovered smoothing scales carry the rounding error of the weight they come from
 _TINY = 1e-30
@@ -103,10 +102,9 @@ class WeightComparison:
         columns = len(column_error)
         total = weight.sum().clamp_min(_TINY)
         scaled = along.square() / weight.clamp_min(_TINY)
-        scatter = 1 + _SCATTER / columns**0.5 if scheme == W4A8_DYNAMIC else 1.0
         row, row_error, row_limit = _worse(
             _worst(scaled, weight, columns * step, LIMITS[scheme], floor=1e-4),
-            _worst(error, weight, columns * step, LIMITS[scheme] * scatter, floor=1e-4),
+            _worst(error, weight, columns * step, ROW_LIMITS[scheme], floor=1e-4),
         )
         allowed, floor = step.sum().expand(columns), COLUMN_FLOORS[scheme]
         scaled = column_along.square() / column_weight.clamp_min(_TINY)
