@@ -71,7 +71,7 @@ TINY: dict[str, Any] = MID | {
     "qk_rope_head_dim": 32, "qk_head_dim": 64, "head_dim": 32, "v_head_dim": 64, "num_experts_per_tok": 2,
     "index_n_heads": 4, "index_topk": 64,
 }  # fmt: skip
-#: GLM-5.3-Flash; `write_model` adds `layer_types`.
+#: GLM-5.3-Flash; `config_keys` adds the types of its layers.
 FLASH: dict[str, Any] = {
     "architectures": [GLM5_NEXT.architecture], "model_type": GLM5_NEXT.model_type, "tie_word_embeddings": False,
     "image_token_id": 300, "video_token_id": 301,
@@ -253,10 +253,11 @@ def config_keys(args: argparse.Namespace) -> dict[str, Any]:
     text = raw.get("text_config", raw) | {key: value for key, value in changes.items() if value is not None}
     if "text_config" not in raw:
         return text
-    layers = text["num_hidden_layers"]
+    layers, dense = text["num_hidden_layers"], text["first_k_dense_replace"]
     # Every fourth layer has sparse attention; of fewer than four the last one.
     sparse = [layer % 4 == 3 or layer + 1 == layers < 4 for layer in range(layers)]
-    text["layer_types"] = ["deepseek_sparse_attention" if one else "linear_attention" for one in sparse]
+    text["layer_types"] = [("linear_attention", "deepseek_sparse_attention")[is_sparse] for is_sparse in sparse]
+    text["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
     return raw | {"text_config": text}
 
 
@@ -270,7 +271,6 @@ def write_model(args: argparse.Namespace) -> None:
     if "vision_config" in raw:
         (args.out / "processor_config.json").write_text('{"processor_class": "Glm5NextProcessor"}\n')
     config = load_config(args.out)
-    size = config.sizes
     shard: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}
     count = total = 0
@@ -286,8 +286,7 @@ def write_model(args: argparse.Namespace) -> None:
     for prefix, part in config.all_weights():
         if part.name in config.spec.mtp_copies:
             continue  # the hub's checkpoints leave them out; the model's own embedding and head serve
-        name = prefix + part.tensor_name
-        shape = part.shape(size)
+        name, shape = prefix + part.tensor_name, part.shape(config.sizes)
         x = torch.empty(shape, device="meta") if args.hollow else values(name, part, shape, config)
         shard |= stored(name, part, x, args.dtype)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
