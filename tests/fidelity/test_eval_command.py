@@ -37,7 +37,7 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert {"kl_mean", "kl_p99", "top1_agreement", "nll_source", "nll_quantized", "tokens"} <= set(report)
-    windows = 2 * len(WORDS) // 64
+    windows = 2 * len(WORDS) // (64 - 2)  # each begins with [gMASK]<sop>
     assert (report["ok"], report["tokens"], report["windows"]) == (True, windows * 63, windows)
     low, high = report["intervals"]["kl_mean"]
     assert 0 < low < report["kl_mean"] < high < report["kl_p99"] <= report["kl_max"]
@@ -65,7 +65,7 @@ def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("", ("0 tokens",)), ("\n\n", ("0 tokens",)), ('"short"\n', ("5 tokens", "64")), ("{]\n", ("text.jsonl:1",))],
+    [("", ("0 tokens",)), ("\n\n", ("0 tokens",)), ('"short"\n', ("7 tokens", "64")), ("{]\n", ("text.jsonl:1",))],
 )
 def test_text_that_cannot_serve(content: str, words: tuple[str, ...], tiny_source: Path, text: Path) -> None:
     text.write_text(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import re
 import time
@@ -186,7 +187,8 @@ def test_pieces_of_tensors(cold: dict[str, torch.Tensor], tmp_path: Path) -> Non
         assert all(end == start and end % 2**22 == 0 for (_, end), (start, _) in itertools.pairwise(part))
 
 
-def test_float_experts() -> None:
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_float_experts(limit: float | None) -> None:
     """Each token's experts one after the other, read in this order; a negative id is an expert of another rank."""
     pytest.importorskip("vllm")
     from glm5_ascend.serve.plugin.experts import FloatExperts
@@ -198,15 +200,17 @@ def test_float_experts() -> None:
     read: list[torch.Tensor] = []
     reader = SimpleNamespace(read=read.extend)
     layer = SimpleNamespace(operands=[[LinearWeights(part) for part in expert] for expert in experts], reader=reader)
-    method: Any = FloatExperts
-    out = method.apply(method, layer, x, weights, ids)
+    method: Any = FloatExperts.__new__(FloatExperts)
+    method.moe = SimpleNamespace(swiglu_limit=limit)
+    out, most = method.apply(layer, x, weights, ids), math.inf if limit is None else limit
     assert [part.data_ptr() for part in read] == [part.data_ptr() for e in (0, 1, 3) for part in experts[e]]
     for token in range(5):
         expected = torch.zeros(64)
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
             if expert >= 0:
                 gate, up, down = experts[expert]
-                expected += weight * (down @ (torch.nn.functional.silu(gate @ x[token]) * (up @ x[token])))
+                gated = torch.nn.functional.silu((gate @ x[token]).clamp(max=most))
+                expected += weight * (down @ (gated * (up @ x[token]).clamp(-most, most)))
         torch.testing.assert_close(out[token], expected, rtol=1e-4, atol=1e-3)
 
 
