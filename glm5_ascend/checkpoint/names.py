@@ -106,9 +106,9 @@ def _fused_parameters(
     for fused, names in config.spec.fused_parameters.items():
         stored = stored_as.get(prefix + fused)
         if stored and (shape := entries[stored].shape) and shape[0] % len(names) == 0:
-            own = (shape[0] // len(names), *shape[1:])
+            part_shape = (shape[0] // len(names), *shape[1:])
             for index, name in enumerate(names):
-                yield prefix + name, TensorView(stored, index * math.prod(own), own)
+                yield prefix + name, TensorView(stored, index * math.prod(part_shape), part_shape)
 
 
 def _mtp_rules(config: ModelConfig) -> list[tuple[str, str]]:

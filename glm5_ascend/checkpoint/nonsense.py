@@ -34,10 +34,10 @@ def text_in(tensor: torch.Tensor) -> str | None:
     ascii_only = (words & _HIGH_BITS) == 0
     places = np.flatnonzero(ascii_only[1:] & ascii_only[:-1]) * (8 * stride)
     end = 0
-    for place in places.tolist():
-        if place < end:
+    for offset in places.tolist():
+        if offset < end:
             continue
-        start, end = max(place - _RUN, 0), place + 8 * stride * 2 + _RUN
+        start, end = max(offset - _RUN, 0), offset + 8 * stride * 2 + _RUN
         for run in _TEXT.finditer(data[start:end].tobytes()):
             if all(len(set(run[0][parity::2])) >= _VARIED for parity in (0, 1)):
                 shown = run[0][:40].decode("ascii")

@@ -67,8 +67,8 @@ class Command(TyperCommand):
 
         A variable of a script that is not set gives one: no option of ours means something by it.
         """
-        own = args[: args.index("--")] if "--" in args else args
-        for before, word in zip(["", *own], own, strict=False):
+        options = args[: args.index("--")] if "--" in args else args
+        for before, word in zip(["", *options], options, strict=False):
             if not word or (word.startswith("--") and word.endswith("=")):
                 name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
                 raise ConfigError(f"{name}: an empty value", "give a value, or leave it out")

@@ -27,7 +27,7 @@ class ModelConfig(ModelSizes):
 
     @property
     def engines(self) -> EngineView:
-        """How engines see this architecture."""
+        """View that the engines have of this architecture."""
         return ENGINE_VIEWS[self.model_type]
 
     def require(self, step: str) -> None:

@@ -128,13 +128,13 @@ def alike(model: PlannedModel, hardware: Hardware, layout: Layout, load: Workloa
         hits = load.hits if load.prefix_hit else "device"
         return model.config.model_type, machine_type(hardware.name), bool(layout.prefill), hits
 
-    wanted = traits(model, hardware, layout, load)
+    asked = traits(model, hardware, layout, load)
     whole = (case for case in cases() if case.judged and case.row.layers is None)
-    return [case for case in whole if traits(case.model, case.hardware, case.layout, case.workload) == wanted]
+    return [case for case in whole if traits(case.model, case.hardware, case.layout, case.workload) == asked]
 
 
-def medians(chosen: Iterable[Case]) -> dict[str, tuple[float, int]]:
+def medians(cases: Iterable[Case]) -> dict[str, tuple[float, int]]:
     """Median error of unseen results, and their number, by output."""
-    chosen = list(chosen)
-    found = {name: [abs(math.expm1(case.unseen[name])) for case in chosen if name in case.unseen] for name in OUTPUTS}
-    return {name: (statistics.median(values), len(values)) for name, values in found.items() if values}
+    cases = list(cases)
+    errors = {name: [abs(math.expm1(case.unseen[name])) for case in cases if name in case.unseen] for name in OUTPUTS}
+    return {name: (statistics.median(values), len(values)) for name, values in errors.items() if values}

@@ -43,14 +43,14 @@ def data_file(name: str) -> Path:
 
 def pairs(option: str, text: str) -> dict[str, str]:
     """The keys and values of `key=value,...`; PlanError: a key without a value, or twice."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in text.split(","):
         key, value = map(str.strip, item.partition("=")[::2])
-        if not key or not value or key in found:
-            problem = f"{shown(key)} is given twice" if key in found else f"{shown(item)} is not KEY=VALUE"
+        if not key or not value or key in values:
+            problem = f"{shown(key)} is given twice" if key in values else f"{shown(item)} is not KEY=VALUE"
             raise PlanError(f"{option}: {problem}", f"`glm5-ascend plan --help` has the keys of {option}")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def read_option(option: str, to: type[T], values: Mapping[str, Any]) -> T:
@@ -101,10 +101,12 @@ class Workload:
         return self.prefixes or math.ceil(self.concurrency)
 
     def __str__(self) -> str:
-        known = f"{self.different} prefixes" if self.prefixes else "one prefix for each client"
-        known = "one prefix for all" if self.different == 1 else known
+        prefixes = f"{self.different} prefixes" if self.prefixes else "one prefix for each client"
+        prefixes = "one prefix for all" if self.different == 1 else prefixes
         percent = f"{100 * self.prefix_hit:.0f} %"
-        hit = f", {percent} of the prompt known ({known}, in the caches of the {self.hits})" if self.prefix_hit else ""
+        hit = (
+            f", {percent} of the prompt known ({prefixes}, in the caches of the {self.hits})" if self.prefix_hit else ""
+        )
         run = f", a run of {self.requests:,} requests" if self.requests else ""
         caches = (" with warm caches" if self.warm else " with cold caches") if run and hit else ""
         rate = f", at most {self.rate:g} per second" if self.rate else ""

@@ -121,14 +121,14 @@ def _run(load: Workload, steady: _Steady, wait: float, requests: float, cold: fl
     if load.prefix_hit:
         cold *= 1.0 - load.warm
         # Cold prompts of a rank: each prefix, but a pool has those of all ranks.
-        each = load.different / (1.0 if load.hits == "device" else steady.servers)
-        each = max(1.0, min(each, requests / steady.servers))
+        prefixes = load.different / (1.0 if load.hits == "device" else steady.servers)
+        prefixes = max(1.0, min(prefixes, requests / steady.servers))
         # Those of the first round keep all behind them waiting; of few clients some are in later rounds.
-        first, at_once = min(each, queue), min(steady.servers, clients)
+        first, at_once = min(prefixes, queue), min(steady.servers, clients)
         later = max(0.0, min(steady.servers, requests) / max(1.0, clients) - 1.0)
-        seconds += cold * each * (1.0 + later * steady.blocking)
+        seconds += cold * prefixes * (1.0 + later * steady.blocking)
         waits = at_once * (first * (first + 1.0) / 2 + (queue - first) * first)
-        ttft += cold * (waits + max(0.0, steady.servers * each - at_once * first)) / requests
+        ttft += cold * (waits + max(0.0, steady.servers * prefixes - at_once * first)) / requests
     return requests / seconds, ttft
 
 
@@ -186,8 +186,8 @@ def _disaggregated(
         busy = min(MOST_BUSY_PREFILL, rate * prompt.packed / servers)
         service = prompt.alone / prefill.pp * (1.0 - busy) + prompt.packed * busy
         hop = HOP + transfer + 1.5 * decode(rate) / max(1.0, passes)
-        room = _queue(decode(rate), rate * decode(rate) / capacity, capacity)
-        return prompt.alone + _queue(service, busy, servers) + hop + room
+        wait = _queue(decode(rate), rate * decode(rate) / capacity, capacity)
+        return prompt.alone + _queue(service, busy, servers) + hop + wait
 
     most_rate, capacity = servers / prompt.packed, most * engine.dp
     rate, bound = _bisect(lambda x: x * (first(x) + decode(x)) - clients, most_rate), "decode"

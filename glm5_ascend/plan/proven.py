@@ -70,12 +70,12 @@ UNPROVEN = Evidence()
 @functools.cache
 def entries() -> tuple[ProvenKeys, ...]:
     """The documented layouts, and those of the public runs of vllm-ascend."""
-    documented, known = read_yaml(data_file("proven.yaml"), ProvenFile).layouts, family().quantizations
+    documented, quantizations = read_yaml(data_file("proven.yaml"), ProvenFile).layouts, family().quantizations
     runs = [
         ProvenKeys(
             source=f"{row.source.removesuffix(' configuration')}, {row.case}", layout=row.layout, experts=row.quant[:4],
             hardware=row.hardware, nodes=row.nodes, context=case.workload.prompt + case.workload.output,
-            models=(row.model,), cache=row.cache or known[row.quant].cache,
+            models=(row.model,), cache=row.cache or quantizations[row.quant].cache,
         )
         for case in cases() if case.whole for row in (case.row,)
     ]  # fmt: skip

@@ -89,8 +89,8 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _known(plan: Plan, output: str, basis: str) -> str:
     error, count = plan.known.get(output, (0.0, 0))
-    known = f"median error {100 * error:.0f} % of {count} unseen results" if count else "no public result"
-    return basis if basis == "measured" else f"{basis}; {known} of this kind"
+    accuracy = f"median error {100 * error:.0f} % of {count} unseen results" if count else "no public result"
+    return basis if basis == "measured" else f"{basis}; {accuracy} of this kind"
 
 
 def memory(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -123,12 +123,12 @@ class Steps:
             times[op.name, limit] += seconds
         return times
 
-    def hits(self, engine: Engine, load: Workload, found: float, ranks: float) -> PromptTime:
+    def hits(self, engine: Engine, load: Workload, cached: float, ranks: float) -> PromptTime:
         """A prompt of which so many tokens are found in the caches of `load.hits`; loading them blocks the rank."""
-        nbytes = found * memory.bytes_per_token(self.model, engine.drafts > 0)
+        nbytes = cached * memory.bytes_per_token(self.model, engine.drafts > 0)
         rates = {"host": self.hardware.host_bandwidth, "pool": self.hardware.pool_bandwidth}
         seconds = nbytes / rates.get(load.hits, math.inf)
-        alone, chunks, packed = self.prompt(engine, load.prompt - found, found, ranks)
+        alone, chunks, packed = self.prompt(engine, load.prompt - cached, cached, ranks)
         return PromptTime(alone + seconds, chunks, packed + seconds)
 
     def transfer(self, engine: Engine, tokens: float) -> float:

@@ -28,7 +28,7 @@ class MtpCounts:
     sglang: float = 0.0
 
     def since(self, earlier: MtpCounts) -> MtpCounts:
-        """What was counted after `earlier`; without engines that were restarted or took no step."""
+        """Counts after `earlier`; without engines that were restarted or took no step."""
         steps, accepted = {}, {}
         for engine, count in self.steps.items():
             new = self.accepted.get(engine, 0.0) - earlier.accepted.get(engine, 0.0)

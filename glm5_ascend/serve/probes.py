@@ -54,12 +54,12 @@ def own_answers(client: Client) -> SmokeResult:
     with ThreadPoolExecutor(REQUESTS) as pool:
         answers = list(pool.map(answer, range(REQUESTS)))
     right = thinking = 0
-    for index, (got, own) in enumerate(zip(answers, pairs, strict=True)):
-        foreign = [number for number in numbers if number not in own and str(number) in got.content + got.reasoning]
+    for index, (got, pair) in enumerate(zip(answers, pairs, strict=True)):
+        foreign = [number for number in numbers if number not in pair and str(number) in got.content + got.reasoning]
         if foreign:
             text = f"request {index + 1} got {foreign[0]}, a number of another request: {got.content[:60]!r}"
             return SmokeResult(FAILED, text)
-        right += str(own[1]) in got.content
+        right += str(pair[1]) in got.content
         thinking += bool(unfinished_thought(got))
     detail = f"{right} of {REQUESTS} requests at once got their own number, none another's"
     status = OK if 2 * right > REQUESTS else WARNING if right or thinking else FAILED  # right answers: see the canaries

@@ -29,7 +29,7 @@ _OUT_OF_LINE = 2.0**16
 
 
 class FloatSums:
-    """Of a float tensor the largest and the mean square value, of a matrix the checksum, too: from pieces of rows."""
+    """Largest and mean square value of a float tensor, and the checksum of a matrix, from pieces of its rows."""
 
     def __init__(self, entry: TensorEntry) -> None:
         self.entry, self.is_weight = entry, entry.name.endswith(".weight") and len(entry.shape) == 2

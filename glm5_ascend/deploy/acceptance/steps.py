@@ -206,8 +206,8 @@ def run_watch(acceptance: Acceptance) -> StepResult:
     polls = max(2, round(acceptance.minutes * 6))
     report = watch(client.url, canaries=file, polls=polls, key=client.key, timeout=client.timeout)
     status = FAILED if report.exit_code != EXIT_OK or report.unreachable else WARNING if report.bad else OK
-    learnt = {"canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step}
-    return StepResult(status, report.verdict, report.to_dict() | learnt)
+    counts = {"canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step}
+    return StepResult(status, report.verdict, report.to_dict() | counts)
 
 
 def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:

@@ -94,9 +94,9 @@ def facts_for(
 def sizes_of(config: Mapping[str, Any]) -> command_facts.ModelSizes:
     """Sizes of a checkpoint, and GLM-5's for what config.json does not have and for models with `FEW_EXPERTS`."""
     keys = ("n_routed_experts", "num_experts_per_tok", "hidden_size", "num_attention_heads")
-    usual, known = command_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
+    usual, is_real = command_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
     stated = (config.get(key) or size for key, size in zip(keys, usual, strict=True))
-    return command_facts.ModelSizes(*stated) if known else usual
+    return command_facts.ModelSizes(*stated) if is_real else usual
 
 
 def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:

@@ -66,9 +66,9 @@ def read_tasks(path: Path | None, source: Path, length: int, limit: int) -> Text
             raise TextError(
                 f"{text}: {len(packer.rest)} tokens, a window has {length}", "give more text, or a smaller --window"
             )
-        chosen = all_windows[: max(1, limit // len(by_task))]
-        windows += map(torch.tensor, chosen)
-        tasks += [task] * len(chosen)
+        subset = all_windows[: max(1, limit // len(by_task))]
+        windows += map(torch.tensor, subset)
+        tasks += [task] * len(subset)
     check_vocabulary(source, max(int(window.max()) for window in windows), config.vocab_size)
     return TextWindows(windows, tasks)
 

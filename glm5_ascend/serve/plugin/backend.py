@@ -49,7 +49,7 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
         return int(self.seq_lens.max())
 
     def once(self, name: str, make: Callable[[], R]) -> R:
-        """What `make` returns at the first call in this step with this name."""
+        """Result of `make` at the first call in this step with this name."""
         if name not in self._once:
             self._once[name] = make()
         result: R = self._once[name]

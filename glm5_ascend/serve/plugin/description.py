@@ -58,7 +58,9 @@ class QuantDescription:
                 raise CheckpointError(
                     f"{self.path}: {module}.weight is {tensor_type}: {reason}", "give it another type in the recipe"
                 )
-        stated = {name.removesuffix(".weight"): each for name, each in self.types.items() if name.endswith(".weight")}
+        stated = {
+            name.removesuffix(".weight"): scheme for name, scheme in self.types.items() if name.endswith(".weight")
+        }
         for layer in range(self.config.num_layers_with_mtp):
             for group in self.config.fused_groups(layer):
                 for module in group if any(module in stated for module in group) else ():

@@ -83,8 +83,8 @@ class _Draft(glm5next.Glm5NextMTP):  # type: ignore[misc]
     """vLLM's draft model, which has the target's head."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        own = (pair for pair in weights if ".shared_head.head." not in pair[0])
-        loaded: set[str] = super().load_weights(own)
+        pairs = (pair for pair in weights if ".shared_head.head." not in pair[0])
+        loaded: set[str] = super().load_weights(pairs)
         return loaded
 
 

@@ -88,13 +88,13 @@ class LinearMetadata(AttentionMetadata):  # type: ignore[misc]
             lengths: int64 [num_blocks, 1], tokens that each state holds.
         """
         if "columns" not in self._columns:
-            found = lengths[:, 0][self.blocks] == self.computed[:, None]
+            matches = lengths[:, 0][self.blocks] == self.computed[:, None]
             begins = self.computed == 0
-            if not bool((found.any(1) | begins).all()):
-                held = lengths[:, 0][self.blocks].tolist()
-                raise RuntimeError(f"states hold {held} tokens, but {self.computed.tolist()} were computed")
+            if not bool((matches.any(1) | begins).all()):
+                stored = lengths[:, 0][self.blocks].tolist()
+                raise RuntimeError(f"states hold {stored} tokens, but {self.computed.tolist()} were computed")
             # The last step wrote from column 0 on: what lies behind may be left over from drafts before it.
-            self._columns["columns"] = torch.where(begins, -1, found.int().argmax(1))
+            self._columns["columns"] = torch.where(begins, -1, matches.int().argmax(1))
         return self._columns["columns"]
 
     def initial_slots(self, lengths: torch.Tensor) -> torch.Tensor:

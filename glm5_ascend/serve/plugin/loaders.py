@@ -25,12 +25,14 @@ def mapped(loader: Callable[..., None], layer: Any) -> Callable[..., None]:
 
     def load(param: Any, loaded: torch.Tensor, *shard: Any) -> None:
         rows = len(loaded) // layer.tp_size
-        own = loaded[rows * layer.tp_rank : rows * (layer.tp_rank + 1)]
-        fits = own.dtype == param.dtype and not own.shape[-1] % PADDING and not own.data_ptr() % own.element_size()
-        if fits and not shard and own.shape == param.shape:
-            param.data = own
+        local = loaded[rows * layer.tp_rank : rows * (layer.tp_rank + 1)]
+        fits = (
+            local.dtype == param.dtype and not local.shape[-1] % PADDING and not local.data_ptr() % local.element_size()
+        )
+        if fits and not shard and local.shape == param.shape:
+            param.data = local
         elif fits and shard and hasattr(param, "parts"):
-            param.parts[shard[0]] = own
+            param.parts[shard[0]] = local
         else:
             loader(param, loaded, *shard)
 

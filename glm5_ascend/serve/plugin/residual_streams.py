@@ -35,8 +35,8 @@ class DecoderLayer(text_model.Glm5NextDecoderLayer):  # type: ignore[misc]
         flat = streams.flatten(1)
         raw = linear(rms_norm(flat, flat.shape[1:], eps=self.rms_norm_eps), hc_fn)
         reading, writing, among = (
-            torch.addcmul(base, part, scale)
-            for part, base, scale in zip(
+            torch.addcmul(base, logits, scale)
+            for logits, base, scale in zip(
                 raw.split([n, n, n * n], -1), hc_base.split([n, n, n * n]), hc_scale, strict=True
             )
         )

@@ -28,5 +28,5 @@ def indexer_pool(operands: IndexerPool) -> None:
         numbers = first // pool + torch.arange(len(pooled))
         rows = physical_rows(numbers[None], batch.block_table[b : b + 1], pool_cache.shape[1])[0]
         write_rows(pool_cache, rows, pooled)
-        kept = torch.arange(max(first, length - ring), length)
-        tail[:, kept % ring] = tokens[:, end - len(kept) : end]
+        ring_positions = torch.arange(max(first, length - ring), length)
+        tail[:, ring_positions % ring] = tokens[:, end - len(ring_positions) : end]

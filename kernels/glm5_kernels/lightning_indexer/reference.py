@@ -74,11 +74,11 @@ def expanded(operands: LightningIndexer, pools: torch.Tensor) -> torch.Tensor:
     visible = query_layout(operands.batch, len(pools))[1].clamp_min(0)[:, None]
     offsets = torch.arange(pool, dtype=torch.int32)
     positions = torch.full((len(pools), operands.topk + pool - 1), -1, dtype=torch.int32)
-    chosen = positions[:, : operands.topk].unflatten(1, (-1, pool))
-    torch.add((pools * pool)[..., None], offsets, out=chosen).clamp_min_(-1)  # pool -1: all below 0
+    pools_of_token = positions[:, : operands.topk].unflatten(1, (-1, pool))
+    torch.add((pools * pool)[..., None], offsets, out=pools_of_token).clamp_min_(-1)  # pool -1: all below 0
     opened = visible // pool * pool + offsets[:-1]
-    behind = (pools >= 0).sum(1, keepdim=True) * pool + offsets[:-1]
-    return positions.scatter_(1, behind, torch.where(opened < visible, opened, -1).int())
+    open_pool = (pools >= 0).sum(1, keepdim=True) * pool + offsets[:-1]
+    return positions.scatter_(1, open_pool, torch.where(opened < visible, opened, -1).int())
 
 
 def best_positions(scores: torch.Tensor, seen: torch.Tensor, topk: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ def gptq_round(operands: GptqRound) -> tuple[torch.Tensor, torch.Tensor]:
     gram = (x.mT @ x).contiguous() if passes else coupling  # only the descent reads it
     curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % _GROUP)) + damping
     rows = perm.contiguous(), x, hinv, coupling, gram, curvature
-    shared = GptqInputs(weight.shape[1], len(x), x.shape[1], *(each.data_ptr() for each in rows), damping)
+    shared = GptqInputs(weight.shape[1], len(x), x.shape[1], *(tensor.data_ptr() for tensor in rows), damping)
     weight, new_scale = weight.float().contiguous(), scale.float().contiguous().clone()
     q = torch.empty(weight.shape)
     function("gptq_round", "ppiiiipp")(

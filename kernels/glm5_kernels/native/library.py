@@ -67,10 +67,10 @@ def instruction_set() -> str:
     Raises:
         KernelUnavailableError: GLM5_KERNELS_ISA names another one than this machine has.
     """
-    available, chosen = instruction_sets(), os.environ.get(VARIABLE)
-    if chosen and chosen not in available:
-        raise KernelUnavailableError(f"{VARIABLE}={chosen}: this machine has {', '.join(available)}")
-    return chosen or available[0]
+    available, requested = instruction_sets(), os.environ.get(VARIABLE)
+    if requested and requested not in available:
+        raise KernelUnavailableError(f"{VARIABLE}={requested}: this machine has {', '.join(available)}")
+    return requested or available[0]
 
 
 @contextmanager

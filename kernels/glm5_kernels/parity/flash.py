@@ -45,8 +45,8 @@ def _kda(generator: torch.Generator) -> Iterator[Case]:
         if not drafts:
             written[~torch.isin(torch.arange(tokens), starts[1:] - 1)] = -1
         states = torch.randn(len(slots), *heads, KDA_DIM, generator=generator)
-        learnt = Tolerance(1e-5, 1e-5, "rows of a state added in another order")
-        outputs = ("out", sums(dtype, KDA_DIM)), ("states", learnt)
+        tolerance = Tolerance(1e-5, 1e-5, "rows of a state added in another order")
+        outputs = ("out", sums(dtype, KDA_DIM)), ("states", tolerance)
         arguments = q, k, v, g, beta, states, starts, initial, written
         yield Case("kda", f"{name}, {str(dtype)[6:]}", arguments, outputs)
 

@@ -28,12 +28,12 @@ def engine_config(argv: list[str]) -> VllmConfig:
 
     The front end's parsers of tools and thinking are left out: they need a tokenizer.
     """
-    cli_args, said = module_of("make_arg_parser"), io.StringIO()
+    cli_args, stderr = module_of("make_arg_parser"), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             parsed = parser().parse_args(argv[2:])
     except SystemExit:
-        raise ValueError(said.getvalue().strip().splitlines()[-1]) from None
+        raise ValueError(stderr.getvalue().strip().splitlines()[-1]) from None
     parsed.model = parsed.model_tag
     cli_args.validate_parsed_serve_args(parsed)
     arguments = AsyncEngineArgs.from_cli_args(parsed)
