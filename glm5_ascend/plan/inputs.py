@@ -101,12 +101,10 @@ class Workload:
         return self.prefixes or math.ceil(self.concurrency)
 
     def __str__(self) -> str:
-        prefixes = f"{self.different} prefixes" if self.prefixes else "one prefix for each client"
-        prefixes = "one prefix for all" if self.different == 1 else prefixes
+        whose = f"{self.different} prefixes" if self.prefixes else "one prefix for each client"
+        whose = "one prefix for all" if self.different == 1 else whose
         percent = f"{100 * self.prefix_hit:.0f} %"
-        hit = (
-            f", {percent} of the prompt known ({prefixes}, in the caches of the {self.hits})" if self.prefix_hit else ""
-        )
+        hit = f", {percent} of the prompt known ({whose}, in the caches of the {self.hits})" if self.prefix_hit else ""
         run = f", a run of {self.requests:,} requests" if self.requests else ""
         caches = (" with warm caches" if self.warm else " with cold caches") if run and hit else ""
         rate = f", at most {self.rate:g} per second" if self.rate else ""

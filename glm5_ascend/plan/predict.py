@@ -133,7 +133,6 @@ def _run(load: Workload, steady: _Steady, wait: float, requests: float, cold: fl
 
 
 def _mixed(steps: Steps, engine: Engine, load: Workload, passes: float, most: float) -> _Steady:
-    """An engine that prefills and decodes."""
     clients = load.concurrency
     running = min(clients, most * engine.dp)
     ranks = min(float(engine.dp), max(1.0, running))
@@ -166,7 +165,6 @@ def _mixed(steps: Steps, engine: Engine, load: Workload, passes: float, most: fl
 def _disaggregated(
     steps: Steps, engine: Engine, prefill: Engine, prefills: float, load: Workload, passes: float, most: float
 ) -> _Steady:
-    """`prefills` prefill engines that feed a decode engine."""
     clients, servers = load.concurrency, prefill.dp * prefills
     ranks = min(float(engine.dp), max(1.0, clients))
     same_time = max(1.0, min(float(prefill.dp), clients / prefills))

@@ -72,7 +72,8 @@ def answer(plan: Plan) -> Iterator[tuple[str, str]]:
         distance, case = near
         measured = case.measured["tok_s"]
         text = f"{measured:,.0f} tokens/s measured with {case.layout}, {case.workload}"
-        if not speed.low <= measured <= speed.high:
+        drafts = case.layout.decode.drafts and not plan.question.steps.model.config.num_nextn_predict_layers
+        if not speed.low <= measured <= speed.high and not drafts:
             same = predict(plan.question.steps, case.layout, case.workload, ends=ENDS[1:])
             text += f"; for these the plan has {same.tok_s:,.0f}" if same else ""
         yield "nearest", f"{case.row.case}: {text} (distance {distance:.1f})"

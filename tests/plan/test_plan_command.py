@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.plan import plan as make_plan
+from tests.support.command import in_process
+from tests.support.tiny_model import write_tiny_model
 
 NUMBERS = (
     "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
@@ -118,3 +121,9 @@ def test_the_profile_with_these_engines(
     report = plan(capsys, *arguments.split())
     assert report["profile"] == profile
     assert report["command_lines"][0].startswith(f"profile: {profile or 'none'}")
+
+
+def test_a_model_without_mtp_beside_results_with_drafts(tmp_path: Path) -> None:
+    done = in_process("plan", write_tiny_model(tmp_path / "model", num_nextn_predict_layers=0))
+    assert done.returncode == 0, done.stderr
+    assert "MTP0" in done.stdout and re.search(r"^nearest .*MTP[1-9]", done.stdout, re.MULTILINE | re.DOTALL)
