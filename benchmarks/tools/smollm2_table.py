@@ -11,7 +11,7 @@ from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from tools.fidelity_checkpoints import quantized, quantized_by_peer
 from tools.real_texts import versions, write_texts
 
-WINDOW = 384
+WINDOW = 128
 #: Windows of all texts, at most.
 WINDOWS = 48
 CONTROL = "rtn-w4a8"
