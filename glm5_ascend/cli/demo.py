@@ -61,7 +61,7 @@ def run_command(*arguments: str) -> None:
 
 def chat(port: int) -> None:
     """Ask a question that needs thinking, and one that needs a tool."""
-    from glm5_ascend.serve.smoke import WEATHER
+    from glm5_ascend.serve.asking import WEATHER
 
     converse(port, "What is 47 + 38?")
     converse(port, "What is the weather in Oslo?", WEATHER)

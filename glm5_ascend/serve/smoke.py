@@ -15,6 +15,7 @@ from glm5_ascend.serve.asking import (
     OK,
     SKIPPED,
     WARNING,
+    WEATHER,
     SmokeResult,
     ask,
     degenerate,
@@ -24,7 +25,6 @@ from glm5_ascend.serve.asking import (
     unfinished_thought,
     user,
 )
-from glm5_ascend.serve.asking import WEATHER as WEATHER
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.mtp import MtpCounts, read_counts
 
