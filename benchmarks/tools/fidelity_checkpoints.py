@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from training.chats import training_chat
 from training.outliers import plant
 
@@ -83,6 +84,33 @@ def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
     if not out.is_dir():
         glm5_ascend("quantize", str(source), str(out), "--recipe", recipe, "--quiet", *texts)
         glm5_ascend("verify", str(out))
+    return out
+
+
+def with_mtp_layer(source: Path, out: Path) -> Path:
+    """Write `source` with a copy of its last layer as an MTP layer, which msModelSlim asks for; the rest is the same."""
+    if out.is_dir():
+        return out
+    shutil.copytree(source, out)
+    config = json.loads((out / "config.json").read_text())
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    tensors = load_file(out / "model.safetensors")
+    prefix, mtp = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    tensors |= {mtp + name.removeprefix(prefix): tensors[name].clone() for name in tensors if name.startswith(prefix)}
+    gain = torch.ones(hidden, dtype=torch.bfloat16)
+    tensors |= {
+        f"{mtp}enorm.weight": gain,
+        f"{mtp}hnorm.weight": gain.clone(),
+        f"{mtp}eh_proj.weight": torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], 1).bfloat16(),
+        f"{mtp}shared_head.norm.weight": tensors["model.norm.weight"].clone(),
+        f"{mtp}shared_head.head.weight": tensors["lm_head.weight"].clone(),
+        f"{mtp}embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
+    }
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config |= {"num_nextn_predict_layers": 1}
+    config["mlp_layer_types"].append("sparse")
+    config["indexer_types"].append("full")
+    (out / "config.json").write_text(json.dumps(config))
     return out
 
 

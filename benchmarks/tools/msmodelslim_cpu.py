@@ -1,7 +1,7 @@
 """msModelSlim 26.1.0 on a CPU, for a GLM-5 of any size: `python benchmarks/tools/msmodelslim_cpu.py quant ...`.
 
 Runs in a virtual environment that holds msmodelslim and no NPU. What the stock tool lacks for that is put in from
-outside: sizes from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as identity, and
+outside: sizes and RoPE from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as identity, and
 the head's input in the head's dtype. On a processor without bf16 instructions its bf16 products are model in fp32 and
 rounded, which torch's own emulation is several times slower than. Nothing of the algorithm changes.
 """
@@ -48,7 +48,9 @@ def sizes_from(config: dict[str, Any]) -> None:
         for field in dataclasses.fields(stock):
             if field.name in config and field.name != "dtype":
                 object.__setattr__(sizes, field.name, config[field.name])
-        object.__setattr__(sizes, "max_seq_len", 16384)
+        object.__setattr__(sizes, "rope_theta", config["rope_parameters"]["rope_theta"])
+        for length in ("max_seq_len", "original_seq_len"):  # equal: no YaRN, which no GLM-5 has
+            object.__setattr__(sizes, length, 16384)
         return sizes
 
     model_adapter.ModelArgs = make

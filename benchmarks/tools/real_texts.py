@@ -17,8 +17,8 @@ from glm5_ascend.fidelity.evaluation.python_docs import documents, stable_hash
 LICENSED = ("numpy", "safetensors", "torch", "transformers")
 #: One module of Python's library in so many is read as code.
 MODULES = 8
-#: Passages of a task, spread over its files, and characters of each: enough for 16 windows of 128 tokens.
-PASSAGES, CHARACTERS = 8, 1200
+#: Passages of a task, spread over its files, and characters of each: enough for 16 windows of 384 tokens.
+PASSAGES, CHARACTERS = 8, 3500
 
 
 def write_texts(path: Path) -> Path:

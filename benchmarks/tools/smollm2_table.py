@@ -8,10 +8,10 @@ from pathlib import Path
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
-from tools.fidelity_checkpoints import quantized, quantized_by_peer
+from tools.fidelity_checkpoints import quantized, quantized_by_peer, with_mtp_layer
 from tools.real_texts import versions, write_texts
 
-WINDOW = 128
+WINDOW = 384
 #: Windows of all texts, at most.
 WINDOWS = 48
 CONTROL = "rtn-w4a8"
@@ -43,9 +43,12 @@ def smollm2_table(source: Path, work: Path, limit: int, program: Path | None) ->
     texts = read_tasks(write_texts(work / "texts.jsonl"), source, WINDOW, min(limit, WINDOWS))
     print(f"\nSmolLM2-135M, {len(texts.windows)} windows of {WINDOW} tokens; texts of {versions()}", flush=True)
     paths = {recipe: quantized(source, work / recipe, recipe, []) for recipe in RECIPES}
-    for recipe in ("w4a8", "w8a8") if program else ():
-        assert program is not None
-        paths[f"msModelSlim {recipe}"] = quantized_by_peer(source, work / f"peer-{recipe}", recipe, [], program)
+    if program:
+        with_mtp = with_mtp_layer(source, work / "with-mtp")
+        for recipe in ("w4a8", "w8a8"):
+            paths[f"msModelSlim {recipe}"] = quantized_by_peer(
+                with_mtp, work / f"peer-{recipe}", recipe, [], program
+            )
     rows = []
     for name, path in paths.items():
         whole = compare(path, source, texts.windows)
