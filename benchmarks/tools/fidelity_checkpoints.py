@@ -88,7 +88,7 @@ def quantized(source: Path, out: Path, recipe: str, texts: list[str]) -> Path:
 
 
 def with_mtp_layer(source: Path, out: Path) -> Path:
-    """Write `source` with a copy of its last layer as an MTP layer, which msModelSlim asks for; the rest is the same."""
+    """Write `source` with a copy of its last layer as an MTP layer and an index, for msModelSlim."""
     if out.is_dir():
         return out
     shutil.copytree(source, out)
@@ -107,10 +107,9 @@ def with_mtp_layer(source: Path, out: Path) -> Path:
         f"{mtp}embed_tokens.weight": tensors["model.embed_tokens.weight"].clone(),
     }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    config |= {"num_nextn_predict_layers": 1}
-    config["mlp_layer_types"].append("sparse")
-    config["indexer_types"].append("full")
-    (out / "config.json").write_text(json.dumps(config))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(sorted(tensors), "model.safetensors")}  # which it needs, too
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    (out / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     return out
 
 

@@ -1,9 +1,9 @@
 """msModelSlim 26.1.0 on a CPU, for a GLM-5 of any size: `python benchmarks/tools/msmodelslim_cpu.py quant ...`.
 
 Runs in a virtual environment that holds msmodelslim and no NPU. What the stock tool lacks for that is put in from
-outside: sizes and RoPE from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as identity, and
-the head's input in the head's dtype. On a processor without bf16 instructions its bf16 products are model in fp32 and
-rounded, which torch's own emulation is several times slower than. Nothing of the algorithm changes.
+outside: sizes and RoPE from config.json (it has them built in), the router's bias for any hidden size, `.npu()` as
+identity, and the head's input in the head's dtype. On a processor without bf16 instructions its bf16 products are
+computed in fp32 and rounded: torch emulates them several times slower. Nothing of the algorithm changes.
 """
 
 from __future__ import annotations

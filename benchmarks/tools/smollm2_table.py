@@ -46,9 +46,7 @@ def smollm2_table(source: Path, work: Path, limit: int, program: Path | None) ->
     if program:
         with_mtp = with_mtp_layer(source, work / "with-mtp")
         for recipe in ("w4a8", "w8a8"):
-            paths[f"msModelSlim {recipe}"] = quantized_by_peer(
-                with_mtp, work / f"peer-{recipe}", recipe, [], program
-            )
+            paths[f"msModelSlim {recipe}"] = quantized_by_peer(with_mtp, work / f"peer-{recipe}", recipe, [], program)
     rows = []
     for name, path in paths.items():
         whole = compare(path, source, texts.windows)
