@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from glm5_ascend.deploy.rehearsal.run import run_inside
 from glm5_ascend.deploy.rules.command_facts import OLD_SGLANG_FLAGS
 from glm5_ascend.engine_lines import LINES, SGLANG, SGLANG_05, VLLM, VLLM_CPU_032
 from glm5_ascend.files.resources import data_dir
+from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.flag_table import flag_table
 
 
@@ -29,7 +30,10 @@ def table(name: str, python: Path) -> dict[str, Any]:
     the file as it is.
     """
     engine = SGLANG if name == SGLANG_05.flags else VLLM
-    content: dict[str, Any] = run_inside(RehearsalEnvironment(python), "flags", engine)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "flags.json")
+        RehearsalEnvironment(python).run("glm5_rehearsal.flags", path, engine)
+        content: dict[str, Any] = parse_json(path.read_bytes())
     flags = content["flags"]
     if engine == SGLANG:  # rule S3 names their replacements
         flags |= dict.fromkeys(OLD_SGLANG_FLAGS, "list")

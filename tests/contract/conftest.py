@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, install, new_environment, prepare
 from tests.contract.support import sglang as sglang_support
 from tests.contract.support.loaded import Load, Loaded, read_loaded
-from tests.contract.support.peers import install, named_interpreter, new_environment
+from tests.contract.support.peers import named_interpreter
 from tests.contract.support.sglang import SGLang
-from tests.contract.support.vllm_ascend import VllmAscend, make_environment
 from tests.support.command import ROOT
+
+#: Scripts that run in the environment with vllm-ascend.
+SCRIPTS = Path(__file__).parent / "vllm_ascend_on_cpu"
 
 
 @pytest.fixture(scope="session")
@@ -33,41 +37,44 @@ def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def rehearsal_environment(variable: str, line: str, folder: Path) -> RehearsalEnvironment:
+    """The one whose interpreter the variable names, else a new one; with our scripts."""
+    python = named_interpreter(variable)
+    made = RehearsalEnvironment(python) if python else prepare(folder / "venv", line=line)
+    return replace(made, packages={**made.packages, SCRIPTS.name: SCRIPTS})
+
+
 @pytest.fixture(scope="session")
-def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
+def vllm_ascend(tmp_path_factory: pytest.TempPathFactory) -> RehearsalEnvironment:
     """The real 0.23.0 without an NPU, 4 GB.
 
     VLLM_ASCEND_PYTHON names the interpreter of an environment made before, by `glm5-ascend rehearse --prepare`.
     """
-    python = named_interpreter("VLLM_ASCEND_PYTHON")
-    return VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend") / "venv", "0.23")
+    return rehearsal_environment("VLLM_ASCEND_PYTHON", "0.23", tmp_path_factory.mktemp("vllm_ascend"))
 
 
 @pytest.fixture(scope="session")
-def vllm_ascend_030(tmp_path_factory: pytest.TempPathFactory) -> VllmAscend:
+def vllm_ascend_030(tmp_path_factory: pytest.TempPathFactory) -> RehearsalEnvironment:
     """The pre-release 0.30.0rc2 likewise, by VLLM_ASCEND_030_PYTHON and `rehearse --prepare --line 0.30`."""
-    python = named_interpreter("VLLM_ASCEND_030_PYTHON")
-    return (
-        VllmAscend(python) if python else make_environment(tmp_path_factory.mktemp("vllm_ascend_030") / "venv", "0.30")
-    )
+    return rehearsal_environment("VLLM_ASCEND_030_PYTHON", "0.30", tmp_path_factory.mktemp("vllm_ascend_030"))
 
 
 @pytest.fixture(scope="session", params=["vllm_ascend", "vllm_ascend_030"])
-def line(request: pytest.FixtureRequest) -> VllmAscend:
+def line(request: pytest.FixtureRequest) -> RehearsalEnvironment:
     """Each supported line of vllm-ascend in turn."""
-    environment: VllmAscend = request.getfixturevalue(request.param)
+    environment: RehearsalEnvironment = request.getfixturevalue(request.param)
     return environment
 
 
 @pytest.fixture(scope="module")
-def load(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Load:
+def load(line: RehearsalEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Load:
     """`load(checkpoint)` -> its models as vllm-ascend's loader leaves them, read once per checkpoint."""
     done: dict[Path, dict[str, Loaded]] = {}
 
     def run(checkpoint: Path) -> dict[str, Loaded]:
         if checkpoint not in done:
             out = tmp_path_factory.mktemp("loaded") / "out"
-            line.run("load", checkpoint, out)
+            line.run("vllm_ascend_on_cpu.load", checkpoint, out)
             done[checkpoint] = read_loaded(out)
         return done[checkpoint]
 

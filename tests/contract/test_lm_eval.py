@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.demo_model.resources import write_demo_model
-from tests.contract.support.peers import install, named_interpreter, new_environment
+from glm5_ascend.deploy.rehearsal.environment import install, new_environment
+from tests.contract.support.peers import named_interpreter
 from tests.support.command import ROOT, in_process
 from tests.support.documents import document, shell_lines
 from tests.support.server_process import started_server

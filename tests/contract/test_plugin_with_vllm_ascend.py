@@ -14,11 +14,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, install
 from glm5_ascend.serve.versions import expected_packages
-from tests.contract.support.peers import install
 from tests.contract.support.plain_attention import Attention
 from tests.contract.support.tiny_glm5 import SIZES
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.contract.test_vllm_ascend_attention import ERROR, asked, missed
 from tests.ops.support.npu_operators import SCHEMAS
 from tests.support.command import ROOT
@@ -35,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(line: RehearsalEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """glm5-ascend as pip installs it, with its entry points, in a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
     install(line.python, "--no-deps", "--target", str(folder), str(ROOT))
@@ -43,7 +42,7 @@ def site(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(line: VllmAscend, checkpoint: Path, site: Path) -> Run:
+def run(line: RehearsalEnvironment, checkpoint: Path, site: Path) -> Run:
     """Attention over all steps with some variables set: the .safetensors file, and the plugin's report."""
     done: dict[Path, tuple[Path, dict[str, Any]]] = {}
 
@@ -55,7 +54,7 @@ def run(line: VllmAscend, checkpoint: Path, site: Path) -> Run:
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in variables.items():
                     patch.setenv(name, value)
-                line.run("plugin", model, site, schemas, out)
+                line.run("vllm_ascend_on_cpu.plugin", model, site, schemas, out)
             done[out] = out, json.loads(out.with_suffix(".json").read_text())
         return done[out]
 
@@ -76,7 +75,7 @@ def test_both_plugins_are_found_and_ours_leaves_the_platform_alone(run: Run) -> 
     assert "glm5_ascend" in report["general"] and len(report["general"]) > 1
 
 
-def test_it_says_what_is_wrong_and_nothing_else(run: Run, line: VllmAscend) -> None:
+def test_it_says_what_is_wrong_and_nothing_else(run: Run, line: RehearsalEnvironment) -> None:
     """Here torch and torch_npu are not the set's, and Triton-Ascend is missing: two lines, once."""
     _, report = run()
     versions, triton = report["said"]

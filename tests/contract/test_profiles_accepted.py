@@ -13,9 +13,9 @@ import pytest
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.engine_lines import STABLE, vllm_ascend_line
 from tests.contract.support.tiny_glm5 import tiny_glm5
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.deploy.support.profile_table import is_on
 
 pytestmark = pytest.mark.contract
@@ -41,7 +41,7 @@ def key(profile: Profile, role: Role, node: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(line: RehearsalEnvironment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Configurations of all roles by the code of one line, in the spelling that its version reads."""
     version = line.version
     folder = tmp_path_factory.mktemp("profiles")
@@ -65,7 +65,7 @@ def answers(line: VllmAscend, tmp_path_factory: pytest.TempPathFactory) -> dict[
         built = command(single, single.role(None).for_line(vllm_ascend_line(version)), ServerPlace(), str(model), extra)
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
-    line.run("profiles", folder / "commands.json", folder / "out.json")
+    line.run("vllm_ascend_on_cpu.profiles", folder / "commands.json", folder / "out.json")
     report: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return report
 

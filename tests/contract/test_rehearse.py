@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.tools.make_model import write_hollow
 from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
-from tests.contract.support.vllm_ascend import VllmAscend
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.support.command import ROOT, glm5_ascend
 
 pytestmark = pytest.mark.contract
@@ -47,7 +47,7 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def rehearsed(
-    vllm_ascend: VllmAscend, checkpoint: Path, profile: str, *extra: str, ranks: str = "0", role: str = ""
+    vllm_ascend: RehearsalEnvironment, checkpoint: Path, profile: str, *extra: str, ranks: str = "0", role: str = ""
 ) -> dict[str, Any]:
     words = ["--profile", profile, "--ranks", ranks, "--json"]
     words += ["--role", role] if role else []
@@ -103,7 +103,7 @@ def problems(answer: dict[str, Any]) -> str:
     [("w4a8", "a3-single-w4a8", "server", "15"), ("w8a8", "a3-pd", "decode", "31")],
 )
 def test_a_sound_checkpoint_is_taken_whole(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, role: str, rank: str
+    vllm_ascend: RehearsalEnvironment, hollow: Callable[[str], Path], recipe: str, profile: str, role: str, rank: str
 ) -> None:
     answer = rehearsed(vllm_ascend, hollow(recipe), profile, ranks=rank, role=role)
     assert answer["ok"], problems(answer)
@@ -124,7 +124,7 @@ def test_a_sound_checkpoint_is_taken_whole(
     ],
 )
 def test_flags_that_this_version_does_not_take(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], flags: list[str], message: str
+    vllm_ascend: RehearsalEnvironment, hollow: Callable[[str], Path], flags: list[str], message: str
 ) -> None:
     assert message in problems(rehearsed(vllm_ascend, hollow("w4a8"), "a3-single-w4a8", *flags))
 
@@ -159,7 +159,7 @@ def float_experts(tensors: Tensors) -> Tensors:
     ids=["input_scale", "MTP head", "an expert", "a shape", "float experts", "indexer types"],
 )  # fmt: skip
 def test_faults_of_a_checkpoint(
-    vllm_ascend: VllmAscend, hollow: Callable[[str], Path], tmp_path: Path, recipe: str,
+    vllm_ascend: RehearsalEnvironment, hollow: Callable[[str], Path], tmp_path: Path, recipe: str,
     change: Callable[[Tensors], Tensors], config: dict[str, Any], word: str,
 ) -> None:  # fmt: skip
     broken = changed(hollow(recipe), tmp_path / "broken", change, config)
@@ -170,7 +170,7 @@ def test_faults_of_a_checkpoint(
     ("recipe", "profile", "rank"), [("flash-w4a8", "a2-single-flash", "7"), ("flash-w8a8", "a3-single-flash", "15")]
 )
 def test_a_rank_of_flash_is_taken_whole(
-    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
+    vllm_ascend_030: RehearsalEnvironment, hollow: Callable[[str], Path], recipe: str, profile: str, rank: str
 ) -> None:
     """Weights, pages of the caches and states of linear attention are the planner's."""
     answer = rehearsed(vllm_ascend_030, hollow(recipe), profile, ranks=rank)
@@ -181,7 +181,7 @@ def test_a_rank_of_flash_is_taken_whole(
     assert only["differences"]["cache"] == 0 and only["differences"]["state"] == 0
 
 
-def test_the_pre_release_takes_it(vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]) -> None:
+def test_the_pre_release_takes_it(vllm_ascend_030: RehearsalEnvironment, hollow: Callable[[str], Path]) -> None:
     answer = rehearsed(vllm_ascend_030, hollow("w4a8"), "a3-single-w4a8")
     assert answer["ok"], problems(answer)
     assert answer["versions"]["vllm-ascend"] == "0.30.0rc2"
@@ -204,7 +204,7 @@ def test_int8_indexer_keys_that_no_layer_has(
 
 
 def test_switches_of_the_first_line_that_the_pre_release_overwrites(
-    vllm_ascend_030: VllmAscend, hollow: Callable[[str], Path]
+    vllm_ascend_030: RehearsalEnvironment, hollow: Callable[[str], Path]
 ) -> None:
     extra = ["--additional-config", '{"enable_sparse_sfa_c8": true}']
     answer = rehearsed(vllm_ascend_030, hollow("w4a8"), "a3-single-w4a8", *extra)

@@ -7,11 +7,10 @@ import ast
 import pytest
 
 from glm5_ascend.deploy.flag_tables import table, text
-from glm5_ascend.deploy.rehearsal.environment import site_packages
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, site_packages
 from glm5_ascend.deploy.rules.load import rules
 from glm5_ascend.engine_lines import VLLM_ASCEND_030, vllm_ascend_line
 from glm5_ascend.serve.flag_table import flag_table
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.command import ROOT
 
 pytestmark = pytest.mark.contract
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.contract
 
 @pytest.mark.parametrize("fixture", ["vllm_ascend", "vllm_ascend_030"])
 def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureRequest) -> None:
-    environment: VllmAscend = request.getfixturevalue(fixture)
+    environment: RehearsalEnvironment = request.getfixturevalue(fixture)
     folder, version = site_packages(environment.python) / "vllm_ascend", str(environment.version)
     checked = 0
     for rule in rules():
@@ -32,7 +31,7 @@ def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureReques
     assert checked > 20
 
 
-def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> None:
+def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: RehearsalEnvironment) -> None:
     """Rule V11: the fields of AscendConfig, and the names that its maker takes out before it builds one."""
     path = site_packages(vllm_ascend_030.python) / "vllm_ascend/ascend_config.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -50,7 +49,7 @@ def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: VllmAscend) -> No
 @pytest.mark.parametrize("fixture", ["vllm_ascend", "vllm_ascend_030"])
 def test_the_tables_of_flags_are_the_parsers(fixture: str, request: pytest.FixtureRequest) -> None:
     """Every flag, type, allowed value and key in deploy/flags, asked from the installed parser."""
-    environment: VllmAscend = request.getfixturevalue(fixture)
+    environment: RehearsalEnvironment = request.getfixturevalue(fixture)
     name = vllm_ascend_line(environment.version).flags
     written = (ROOT / "deploy" / "flags" / f"{name}.json").read_text(encoding="utf-8")
     assert text(table(name, environment.python)) == written

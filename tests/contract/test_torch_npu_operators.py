@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.support.vllm_ascend import VllmAscend
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.support.command import ROOT
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
@@ -18,7 +18,7 @@ DEVICE = ROOT / "tests/quantize/support/python_device.py"
 
 
 @pytest.mark.parametrize("recipe", ["w4a8", "w8a8"])
-def test_every_operator_of_the_quantizer_exists(recipe: str, vllm_ascend: VllmAscend, tmp_path: Path) -> None:
+def test_every_operator_of_the_quantizer_exists(recipe: str, vllm_ascend: RehearsalEnvironment, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib, names, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "names", tmp_path / "report.json"
     command = [sys.executable, DEVICE, source, tmp_path / "out", recipe, calib, names]
@@ -26,5 +26,5 @@ def test_every_operator_of_the_quantizer_exists(recipe: str, vllm_ascend: VllmAs
     asked = json.loads(names.read_text())
     assert len(asked) > 30
     names.write_text(json.dumps([*asked, "aten::_linalg_eigh"]))  # one it really lacks shows that the question works
-    vllm_ascend.run("schemas", ROOT / "kernels", names, out)
+    vllm_ascend.run("vllm_ascend_on_cpu.schemas", ROOT / "kernels", names, out)
     assert json.loads(out.read_text())["missing"] == ["aten::_linalg_eigh"]

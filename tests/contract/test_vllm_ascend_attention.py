@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.contract.support.plain_attention import Attention
 from tests.contract.support.tiny_glm5 import SIZES
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.ops.support.npu_operators import SCHEMAS
 from tests.support.command import ROOT
 from tests.support.tiny_model import quantize_tiny, write_tiny_model
@@ -40,10 +40,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def ran(line: VllmAscend, checkpoint: Path) -> Path:
+def ran(line: RehearsalEnvironment, checkpoint: Path) -> Path:
     schemas, out = checkpoint.parent / "schemas.json", checkpoint.parent / f"ran-{line.version}.safetensors"
     schemas.write_text(json.dumps(SCHEMAS["_C_ascend"]))
-    line.run("attention", checkpoint, ROOT / "kernels", schemas, out)
+    line.run("vllm_ascend_on_cpu.attention", checkpoint, ROOT / "kernels", schemas, out)
     return out
 
 
@@ -110,11 +110,11 @@ def test_its_attention_on_our_kernels_is_attention(ran: Path, checkpoint: Path) 
         assert error[step, f"dense, beyond {SPARSE}"] > 2 * ERROR  # the choice matters
 
 
-def test_our_kernels_were_the_ones_that_ran(ran: Path, checkpoint: Path, line: VllmAscend) -> None:
+def test_our_kernels_were_the_ones_that_ran(ran: Path, checkpoint: Path, line: RehearsalEnvironment) -> None:
     with safe_open(ran, "pt") as file:
         calls = json.loads(file.metadata()["calls"])
     assert calls["npu_lightning_indexer"] == calls["npu_sparse_flash_attention"] == 4
-    if line.fuses_dynamic and checkpoint.name != FLOAT_QUERIES:
+    if line.line.copies.prolog and checkpoint.name != FLOAT_QUERIES:
         assert calls["npu_mla_prolog_v3"] == 4 and "npu_kv_rmsnorm_rope_cache" not in calls
     else:
         assert calls["npu_kv_rmsnorm_rope_cache"] == calls["npu_interleave_rope"] == 4

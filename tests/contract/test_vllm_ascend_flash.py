@@ -15,8 +15,8 @@ import torch
 
 from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.load import load as load_profile
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.contract.support.loaded import Checkpoint, Load, Loaded, check_schemes
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.tiny_flash import rename_as_msmodelslim, write_tiny_flash
 from tests.verify.support.editor import Checkpoint as Editor
 
@@ -41,7 +41,7 @@ def checkpoints(
 
 
 @pytest.fixture(scope="module")
-def line(vllm_ascend_030: VllmAscend) -> VllmAscend:
+def line(vllm_ascend_030: RehearsalEnvironment) -> RehearsalEnvironment:
     """The only line that knows GLM-5.3-Flash; `load` uses it."""
     return vllm_ascend_030
 
@@ -92,7 +92,7 @@ def test_damage_that_the_loader_does_not_notice_is_found(
 
 
 def test_the_profiles_are_accepted(
-    vllm_ascend_030: VllmAscend, tiny_quantized: Callable[..., Path], tmp_path: Path
+    vllm_ascend_030: RehearsalEnvironment, tiny_quantized: Callable[..., Path], tmp_path: Path
 ) -> None:
     """By the real parser and configuration code of the line that the profiles are for."""
     source = write_tiny_flash(
@@ -107,7 +107,7 @@ def test_the_profiles_are_accepted(
         built = command(profile, profile.role(None), ServerPlace(), str(model), [])
         commands[name] = {"env": built.env, "argv": built.argv}
     (tmp_path / "commands.json").write_text(json.dumps(commands))
-    vllm_ascend_030.run("profiles", tmp_path / "commands.json", tmp_path / "out.json")
+    vllm_ascend_030.run("vllm_ascend_on_cpu.profiles", tmp_path / "commands.json", tmp_path / "out.json")
     answers = json.loads((tmp_path / "out.json").read_text())["commands"]
     for name, dies in PROFILES.items():
         assert "error" not in answers[name], answers[name]["error"]

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.packing import unpack_int4
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.contract.support.damage import damage
 from tests.contract.support.loaded import ROT, Checkpoint, Load, Loaded, check_schemes, equal
 from tests.contract.support.tiny_glm5 import SIZES
-from tests.contract.support.vllm_ascend import VllmAscend
 from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
@@ -86,10 +86,10 @@ def test_every_module_gets_the_scheme_of_its_type(case: str, checkpoints: dict[s
 
 @pytest.mark.parametrize("case", CASES)
 def test_static_attention_and_nothing_else_turns_mlapo_on(
-    case: str, checkpoints: dict[str, Path], load: Load, line: VllmAscend
+    case: str, checkpoints: dict[str, Path], load: Load, line: RehearsalEnvironment
 ) -> None:
     loaded = load(checkpoints[case])
-    fused = line.fuses_dynamic and case not in FLOAT_QUERIES
+    fused = line.line.copies.prolog and case not in FLOAT_QUERIES
     expected = "mlapo" if case in STATIC_ATTENTION else "prolog_v3" if fused else "native"
     assert set(loaded["target"].report["preprocess"].values()) == {expected}
     assert set(loaded["draft"].report["preprocess"].values()) == {"native"}  # float
@@ -115,7 +115,7 @@ def rot_of(loaded: dict[str, Loaded]) -> str:
 
 
 def test_int4_experts_are_what_vllm_ascend_packs_itself(
-    checkpoints: dict[str, Path], load: Load, line: VllmAscend, tmp_path: Path
+    checkpoints: dict[str, Path], load: Load, line: RehearsalEnvironment, tmp_path: Path
 ) -> None:
     """vllm-ascend packs plain integers of another format itself: nibble order and scale_bias must be equal."""
     files, experts = CheckpointDir(checkpoints["w4a8"]), "model.layers.1.mlp.experts"
@@ -128,7 +128,12 @@ def test_int4_experts_are_what_vllm_ascend_packs_itself(
             scale.append(torch.cat([files.read(f"{name}.weight_scale") for name in read]))
         plain |= {f"{stack}_weight": torch.stack(q), f"{stack}_weight_scale": torch.stack(scale)}
     save_file(plain, tmp_path / "integers.safetensors")
-    line.run("pack", checkpoints["w4a8"], tmp_path / "integers.safetensors", tmp_path / "packed.safetensors")
+    line.run(
+        "vllm_ascend_on_cpu.pack",
+        checkpoints["w4a8"],
+        tmp_path / "integers.safetensors",
+        tmp_path / "packed.safetensors",
+    )
     loaded = load(checkpoints["w4a8"])["target"].tensors
     for name, packed in load_file(tmp_path / "packed.safetensors").items():
         assert equal(name, loaded[f"{experts}.{name}"], packed), name

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy import install_cpu
-from tests.contract.support.peers import install
+from glm5_ascend.deploy.rehearsal.environment import install
 from tests.support.command import ROOT, glm5_ascend
 
 #: Of what runs these tests there is no need for a second look.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 import venv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import Version
 
 from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
 from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
-from glm5_ascend.errors import ConfigError, MissingEnvironmentError
+from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve import engine_parser
 
 #: Environment variable with the folder that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
@@ -35,13 +37,18 @@ BUILD = {"SOC_VERSION": "ascend910_9391", "COMPILE_CUSTOM_KERNELS": "0"}
 STUBS = "cann-stubs"
 #: PyPI has CUDA builds of torch for Linux; this index has CPU builds. An empty variable means pip's own configuration.
 INDEX_VARIABLE, CPU_INDEX = "TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu"
+#: Packages that the environment runs without the rest of this one: name there -> folder here.
+PACKAGES = {"glm5_rehearsal": Path(__file__).parent / "inside", engine_parser.NAME: engine_parser.FOLDER}
+#: Time limit of a program in seconds; a rank takes about one minute on one core.
+LIMIT = 1800
 
 
 @dataclass(frozen=True)
 class RehearsalEnvironment:
-    """An environment with vllm-ascend. python: its interpreter."""
+    """An environment with vllm-ascend. python: its interpreter. packages: name there -> folder of what it runs."""
 
     python: Path
+    packages: Mapping[str, Path] = field(default_factory=lambda: PACKAGES)
 
     @property
     def folder(self) -> Path:
@@ -62,17 +69,38 @@ class RehearsalEnvironment:
         """The line of vllm-ascend whose behaviour it has."""
         return vllm_ascend_line(self.version)
 
-    def variables(self, packages: Path) -> dict[str, str]:
-        """Environment variables for a program in it. packages: folder of the program's own package."""
-        return {
-            "PYTHONPATH": str(packages),
-            "LD_LIBRARY_PATH": str(self.stubs),
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `inside.machine` imports torch_npu
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
+    def run(self, module: str, *arguments: object) -> None:
+        """Run a module of `packages`; arguments that are paths are absolute.
+
+        Raises:
+            CheckFailedError: it failed, with the last line of its log, or took too long.
+        """
+        log = self.folder / f"{module}.log"
+        with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as folder, log.open("w") as out:
+            for name, files in self.packages.items():
+                Path(folder, name).symlink_to(files)
+            variables = {
+                "PYTHONPATH": folder,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "LD_LIBRARY_PATH": str(self.stubs),
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `inside.machine` imports torch_npu
+                "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_CACHE_ROOT": str(self.folder / "vllm-cache"),
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            command = [str(self.python), "-m", module, *map(str, arguments)]
+            try:
+                # In a checkout of this repository Python would also find our plugins for vLLM.
+                done = subprocess.run(
+                    command, stdout=out, stderr=out, env=os.environ | variables, timeout=LIMIT, check=False, cwd=folder
+                )
+            except subprocess.TimeoutExpired:
+                raise CheckFailedError(f"{module} took more than {LIMIT} s", f"see {log}") from None
+        if done.returncode:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            last = (lines or ["no message"])[-1]
+            raise CheckFailedError(f"{module} ended with {done.returncode}: {last[:400]}", f"see {log}")
 
 
 def find_environment() -> RehearsalEnvironment:
@@ -99,17 +127,15 @@ def prepare(
         raise ConfigError(f"--line {line}: not a line of vllm-ascend", f"one of {', '.join(REQUIREMENTS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not empty", "name a new folder")
-    venv.create(folder, with_pip=True)
-    python = folder.absolute() / "bin" / "python"
     vllm_ascend, vllm, transformers = REQUIREMENTS[line]
     report(f"{TORCH}, CPU build")
-    _install_torch(python)
+    python = new_environment(folder)
     report(f"{vllm}, {TORCH_NPU}, {transformers}")
     for package in (TORCH_NPU, vllm, TORCHVISION):
-        _pip(python, "--no-deps", package)
-    _pip(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
+        install(python, "--no-deps", package)
+    install(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
     report(vllm_ascend)
-    _pip(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
+    install(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
     environment = RehearsalEnvironment(python)
     try:
         make_stubs(site_packages(python), environment.stubs)
@@ -120,17 +146,25 @@ def prepare(
     return environment
 
 
-def _install_torch(python: Path) -> None:
+def new_environment(folder: Path) -> Path:
+    """Make a virtual environment with the CPU build of torch; returns its interpreter.
+
+    torch comes first: then no other package makes pip take a CUDA build.
+    """
+    venv.create(folder, with_pip=True)
+    python = folder.absolute() / "bin" / "python"
     try:
-        _pip(python, f"{TORCH}+cpu")
+        install(python, f"{TORCH}+cpu")
     except MissingEnvironmentError:
         index = os.environ.get(INDEX_VARIABLE, CPU_INDEX)
         if not index:
             raise
-        _pip(python, f"{TORCH}+cpu", "--extra-index-url", index)
+        install(python, f"{TORCH}+cpu", "--extra-index-url", index)
+    return python
 
 
-def _pip(python: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+def install(python: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+    """`pip install` with an interpreter; raises `MissingEnvironmentError` with pip's last line."""
     command = [str(python), "-m", "pip", "install", *arguments, "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(settings or {}), check=False)
     if done.returncode:

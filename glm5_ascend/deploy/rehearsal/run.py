@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.shards import DTYPE_NAMES
@@ -24,16 +21,9 @@ from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config_file import load_config
-from glm5_ascend.serve import engine_parser
 from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
 
-#: Package name of the files of `inside` in the other environment, which must not import the rest of this package.
-PACKAGE = "glm5_rehearsal"
-#: Packages for another environment: its name there -> its folder here.
-PACKAGES = {PACKAGE: Path(__file__).parent / "inside", engine_parser.NAME: engine_parser.FOLDER}
-#: Time limit in seconds; a rank takes about one minute on one core.
-LIMIT = 900
 _HERE = "127.0.0.1"
 Report = Callable[[str], None]
 _EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
@@ -153,37 +143,13 @@ def _rehearse_role(
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
             "headers": headers,
         }  # fmt: skip
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(job, file)
-            file.flush()
+        with tempfile.TemporaryDirectory() as folder:
+            asked, answer = Path(folder, "job.json"), Path(folder, "report.json")
+            asked.write_text(json.dumps(job))
             try:
-                report = RankReport.model_validate(run_inside(environment, "rank", file.name))
+                environment.run("glm5_rehearsal.rank", asked, answer)
+                report = RankReport.model_validate(parse_json(answer.read_bytes()))
             except CheckFailedError as error:
                 report = RankReport(problems=[error.message])
         report.problems[:0] = [uneven] * bool(uneven)
         yield RehearsedRank(role.name, rank, sizes.world, report, stage)
-
-
-def run_inside(environment: RehearsalEnvironment, module: str, *arguments: str) -> Any:
-    """JSON that a module of `inside`, started with the name of a file and `arguments`, writes to it.
-
-    Raises:
-        CheckFailedError: it failed, with the last line of its output, or took too long.
-    """
-    with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as name:
-        folder = Path(name)
-        for package, files in PACKAGES.items():
-            (folder / package).symlink_to(files)
-        argv = [str(environment.python), "-m", f"{PACKAGE}.{module}", str(folder / "out.json"), *arguments]
-        variables = os.environ | environment.variables(folder) | {"PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            # In a checkout of this repository Python would also find our plugins for vLLM.
-            done = subprocess.run(
-                argv, capture_output=True, text=True, env=variables, timeout=LIMIT, check=False, cwd=folder
-            )
-        except subprocess.TimeoutExpired:
-            raise CheckFailedError(f"{module} took more than {LIMIT} s", "run it on a faster machine") from None
-        if not (folder / "out.json").is_file():
-            last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no message"])[-1]
-            raise CheckFailedError(f"{module} ended with {done.returncode}: {last[:400]}", f"run it: {' '.join(argv)}")
-        return parse_json((folder / "out.json").read_bytes())

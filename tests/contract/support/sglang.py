@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.contract.support.peers import TORCH, install, new_environment
+from glm5_ascend.deploy.rehearsal.environment import TORCH, install, new_environment
 
 SGLANG = "sglang==0.5.23"
 #: Its own list brings 6 GB of CUDA and another torch: this is what its loader, models and arguments import.

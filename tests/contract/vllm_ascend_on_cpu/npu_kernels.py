@@ -150,7 +150,7 @@ def kv_rmsnorm_rope_cache(
 @on_cpu(_NPU, "npu_mla_prolog_v3")
 def mla_prolog(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
     """The slow meaning that the tests of our forwarder have, by torch_npu's documents."""
-    sys.path.append(str(Path(__file__).parents[3]))
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
     from tests.ops.support.npu_mla_prolog import npu_mla_prolog_v3
 
     schema = torch.ops.npu.npu_mla_prolog_v3.default._schema.arguments

@@ -33,7 +33,7 @@ def prepared(model: Any, hf: object, topk: list[Any]) -> dict[str, Any]:
     from vllm_ascend.device.device_op import DeviceOperator
 
     if os.environ.get("GLM5_KERNELS") == "triton":
-        sys.path.append(str(Path(__file__).parents[3]))
+        sys.path.append(str(Path(__file__).resolve().parents[3]))
         from tests.proof import interpreter
 
         interpreter.correct()

@@ -1,6 +1,6 @@
 """Build, load and measure one rank of a deployment with vllm-ascend's code.
 
-    python -m glm5_rehearsal.rank OUT JOB
+    python -m glm5_rehearsal.rank JOB OUT
 
 JOB: JSON {"argv", "env", "rank", "world", "dp_rank", "rank_in_dp", "usable_bytes", "headers": {name: [dtype, shape]}}.
 OUT gets the report as JSON. The first stage that fails is the last one; its error is a problem of the report.
@@ -77,7 +77,7 @@ def message(error: Exception) -> str:
 
 
 def main() -> None:
-    job = json.loads(Path(sys.argv[2]).read_text())
+    job, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     os.environ.update(job["env"])
     rank = Rank(job)
     try:
@@ -86,7 +86,7 @@ def main() -> None:
         traceback.print_exc()
         at = f" at {rank.loading.current}" if rank.loading and rank.loading.current else ""
         rank.report["problems"].append(f"{rank.stage}{at}: {message(error)[:600]}")
-    Path(sys.argv[1]).write_text(json.dumps(rank.report))
+    out.write_text(json.dumps(rank.report))
 
 
 if __name__ == "__main__":
