@@ -51,7 +51,7 @@ def run(options: ChatOptions, output: Output) -> int:
 
     console = text_console()
     with _served(options.target, console) as url:
-        conversation = connect(url, "", os.environ.get("OPENAI_API_KEY", ""))
+        conversation = connect(url, os.environ.get("OPENAI_API_KEY", ""))
         name = printable(shortened(conversation.model))
         console.print(f"{name} at {url}   /help for commands, Ctrl-D to end", style="dim")
         _talk(conversation, console)

@@ -22,6 +22,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+NO_TOOLS = "the chat template has no place for tools"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
 #: Tokens of an answer that is asked for again because a thought filled the first one's.
@@ -70,12 +71,26 @@ def unfinished_thought(answer: Answer) -> str:
 def same_prompt(client: Client, messages: list[dict[str, Any]], **options: Any) -> bool:
     """True if the server's chat template writes the same prompt with `options`: it cannot do what they ask for.
 
-    False, too, for a server that does not return the ids of its prompts.
+    SGLang does not return the ids of a prompt: then its length decides.
     """
-    prompts = [
-        client.chat(messages, max_tokens=1, return_token_ids=True, **asked).prompt_ids for asked in ({}, options)
-    ]
-    return bool(prompts[0]) and prompts[0] == prompts[1]
+    answers = (client.chat(messages, max_tokens=1, return_token_ids=True, **asked) for asked in ({}, options))
+    plain, other = ((answer.prompt_ids, answer.prompt_tokens) for answer in answers)
+    return plain == other
+
+
+def takes_tools(client: Client) -> bool:
+    """True if the server's chat template has a place for tools."""
+    return not same_prompt(client, user("Hello"), tools=[WEATHER], tool_choice="none")
+
+
+def conversation(turns: int) -> list[dict[str, Any]]:
+    """Questions and correct answers, alternating; sums that differ from every canary."""
+    messages: list[dict[str, Any]] = []
+    for i in range(turns // 2):
+        a, b = 11 + i * 7 % 40, 12 + i * 11 % 34
+        messages += user(f"What is {a} + {b}?")
+        messages.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
+    return messages
 
 
 def markup_in(answer: Answer) -> list[str]:

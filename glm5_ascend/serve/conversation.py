@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from glm5_ascend.errors import OutputError
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.serve.client import Client, server_address
+from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.replies import Message
 
 THINKING, ANSWER, TOOL_CALL = "thinking", "answer", "tool call"
@@ -80,17 +80,17 @@ class Conversation:
         before = len(self.messages)
         if question is not None:
             self.messages.append(question)
-        message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": ""}
-        calls: dict[int, dict[str, Any]] = {}
+        answer = Answer()
         try:
             for reply in self.client.events(self._request()):
-                if reply.usage:
-                    self.usage = reply.usage.prompt_tokens, reply.usage.completion_tokens or 0
-                for choice in reply.choices:
-                    yield from _add(choice.delta or Message(), message, calls)
-            if calls:
-                message["tool_calls"] = list(calls.values())
-            self.messages.append({key: value for key, value in message.items() if value})
+                answer.add(reply)
+                for delta in (choice.delta or Message() for choice in reply.choices):
+                    if delta.thoughts:
+                        yield Piece(THINKING, delta.thoughts)
+                    if delta.content:
+                        yield Piece(ANSWER, delta.content)
+            self.usage = answer.prompt_tokens, answer.completion_tokens
+            self.messages.append(_message(answer))
             yield from (Piece(TOOL_CALL, shown) for _, shown in self.open_calls())
         except BaseException:
             del self.messages[before:]
@@ -105,30 +105,25 @@ class Conversation:
         return request | ({"tools": self.tools} if self.tools else {})
 
 
-def connect(url: str, model: str = "", key: str = "") -> Conversation:
+def connect(url: str, key: str = "") -> Conversation:
     """A new conversation with the server at `url` (http://HOST:PORT, with or without /v1), with its first model.
 
     Raises:
-        ConfigError: no URL, or the server does not have that model. CheckFailedError: it refuses.
+        ConfigError: no URL, or the server has no model. CheckFailedError: it refuses.
         MissingEnvironmentError: nothing answers.
     """
-    client = Client(server_address(url), model, ANSWER_TIMEOUT_S, key)
+    client = Client(server_address(url), timeout=ANSWER_TIMEOUT_S, key=key)
     return Conversation(client, client.entry()["id"])
 
 
-def _add(delta: Message, message: dict[str, Any], calls: dict[int, dict[str, Any]]) -> Iterator[Piece]:
-    if delta.thoughts:
-        message["reasoning"] += delta.thoughts
-        yield Piece(THINKING, delta.thoughts)
-    if delta.content:
-        message["content"] += delta.content
-        yield Piece(ANSWER, delta.content)
-    for piece in delta.tool_calls or ():
-        call = calls.setdefault(
-            piece.index or 0, {"id": piece.id or "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["function"]["name"] += piece.function.name or ""
-        call["function"]["arguments"] += piece.function.arguments or ""
+def _message(answer: Answer) -> dict[str, Any]:
+    """An answer as a message of the conversation, without what is empty."""
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, (name, arguments) in zip(answer.call_ids, answer.tool_calls, strict=True)
+    ]
+    message = {"role": "assistant", "content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls}
+    return {key: value for key, value in message.items() if value}
 
 
 def _shown(function: dict[str, str]) -> str:

@@ -13,33 +13,27 @@ from glm5_ascend.serve.asking import (
     CANARIES,
     FAILED,
     NO_THINKING,
+    NO_TOOLS,
     OK,
     SKIPPED,
     WARNING,
     WEATHER,
     SmokeResult,
     ask,
+    conversation,
     degenerate,
     markup_in,
+    takes_tools,
     tool_problem,
     unfinished_thought,
     user,
 )
 from glm5_ascend.serve.client import Answer, Client
 
-NO_TOOLS = "the chat template has no place for tools"
 #: Requests at once, every other one streamed. Each has two numbers of its own, and is asked for the second.
 REQUESTS = 8
 SCRIPTS = {"Chinese": "请用一句话介绍长城。", "Korean": "서울을 한 문장으로 소개해 주세요."}
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-def takes_tools(client: Client) -> bool:
-    """True if the prompt is longer with a tool than without."""
-    plain, tooled = (
-        client.chat(user("Hello"), max_tokens=1, **tools) for tools in ({}, {"tools": [WEATHER], "tool_choice": "none"})
-    )
-    return tooled.prompt_tokens > plain.prompt_tokens
 
 
 def own_answers(client: Client) -> SmokeResult:
@@ -116,8 +110,7 @@ def _is_object(answer: Answer) -> bool:
 def same_again(client: Client) -> SmokeResult:
     """A prompt of several cache blocks, asked twice: the second answer, out of the cache, is right as well."""
     question, right = next(iter(CANARIES.items()))
-    turns = [message for line in range(12) for message in _turn(line)]
-    first, second = (ask(client, [*turns, *user(question)], **NO_THINKING) for _ in range(2))
+    first, second = (ask(client, [*conversation(24), *user(question)], **NO_THINKING) for _ in range(2))
     for got in (first, second):
         if note := unfinished_thought(got):
             return SmokeResult(WARNING, note)
@@ -126,14 +119,6 @@ def same_again(client: Client) -> SmokeResult:
     wrong = right in first.content and right not in second.content
     detail = f"first {first.content.strip()[:40]!r}, then {second.content.strip()[:40]!r}"
     return SmokeResult(FAILED if wrong or degenerate(second.content) else WARNING, detail)
-
-
-def _turn(line: int) -> list[dict[str, str]]:
-    a, b = 12 + line * 3, 23 + line * 2
-    return [
-        {"role": "user", "content": f"What is {a} + {b}?"},
-        {"role": "assistant", "content": f"{a} + {b} = {a + b}."},
-    ]
 
 
 #: Name of a check, and the function.

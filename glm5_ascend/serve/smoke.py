@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, shown
 from glm5_ascend.serve import probes
@@ -12,15 +11,18 @@ from glm5_ascend.serve.asking import (
     CANARIES,
     FAILED,
     NO_THINKING,
+    NO_TOOLS,
     OK,
     SKIPPED,
     WARNING,
     WEATHER,
     SmokeResult,
     ask,
+    conversation,
     degenerate,
     markup_in,
     same_prompt,
+    takes_tools,
     tool_problem,
     unfinished_thought,
     user,
@@ -68,8 +70,8 @@ def canary(client: Client) -> SmokeResult:
 
 def tool_call(client: Client) -> SmokeResult:
     """A tool call that the model decides to make, whole and streamed."""
-    if not probes.takes_tools(client):
-        return SmokeResult(SKIPPED, probes.NO_TOOLS)
+    if not takes_tools(client):
+        return SmokeResult(SKIPPED, NO_TOOLS)
     for stream in (False, True):
         question = user("What is the weather in Oslo?")
         answer = ask(client, question, tools=[WEATHER], tool_choice="auto", stream=stream)
@@ -123,16 +125,6 @@ def long_prompt(client: Client) -> SmokeResult:
     if degenerate(answer.content) or answer.prompt_tokens < longest:
         return SmokeResult(FAILED, detail, values)
     return SmokeResult(OK if values["right"] else WARNING, detail, values)
-
-
-def conversation(turns: int) -> list[dict[str, Any]]:
-    """Questions and correct answers, alternating; sums that differ from every canary."""
-    messages: list[dict[str, Any]] = []
-    for i in range(turns // 2):
-        a, b = 11 + i * 7 % 40, 12 + i * 11 % 34
-        messages += user(f"What is {a} + {b}?")
-        messages.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
-    return messages
 
 
 def acceptance(client: Client, before: MtpCounts) -> SmokeResult:

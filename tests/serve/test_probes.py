@@ -143,17 +143,6 @@ def test_none_passed_is_not_ok() -> None:
     assert not passes(warnings) and not passes([]) and passes([*warnings, SmokeResult("ok", "")])
 
 
-def test_a_template_without_tools_is_said() -> None:
-    def respond(body: Message) -> Message:
-        body.pop("tools", None)
-        return healthy(body)
-
-    with stub_server(respond=respond) as url:
-        results = {result.check: result for result in run(Client(url))}
-    for check in ("tool call", "tools and JSON"):
-        assert (results[check].status, "no place for tools" in results[check].detail) == ("skipped", True)
-
-
 @pytest.mark.parametrize(
     "fault", ["answers of other requests", "U+FFFD in Chinese", "half of an object", "garbage from the cache"]
 )
