@@ -19,7 +19,7 @@ from glm5_kernels.registry import KernelUnavailableError
 
 #: Modules of this package, in the order of `--help`.
 COMMANDS = (
-    "quantize", "verify", "eval", "analyze", "plan", "serve", "chat", "ui", "smoke", "watch", "accept", "deploy",
+    "quantize", "verify", "eval", "analyze", "plan", "serve", "chat", "smoke", "watch", "accept", "deploy",
     "rehearse", "demo", "demo_model", "parity", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:

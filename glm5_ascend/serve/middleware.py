@@ -16,31 +16,23 @@ App = Callable[..., Awaitable[None]]
 Receive = Callable[..., Awaitable[Any]]
 Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-#: Content security policy of the chat page: its own text, and requests to the server it talks to.
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {hosts}; base-uri 'none'"
-)
+#: Response headers of the chat page: it may load nothing, and talk to its own server only.
+PAGE_HEADERS = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+        b"base-uri 'none'",
+    ),
+    (b"cache-control", b"no-cache"),
+    (b"x-content-type-options", b"nosniff"),
+]
 #: Flags of every server of vLLM: middleware that a user's `--middleware` adds to.
 GUARDS = ("--middleware", f"{__name__}.RequireApiKey", "--middleware", f"{__name__}.ThinkingSwitch")
 #: Routes without a key: the static chat page, health probes, metrics, the version. None of them runs the model.
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
 _MESSAGE = "an API key is required: Authorization: Bearer KEY"
 _UNAUTHORIZED = json.dumps({"error": {"message": _MESSAGE, "type": "Unauthorized", "code": 401}}).encode()
-
-
-def page() -> bytes:
-    """The chat page as HTML in UTF-8."""
-    return files("glm5_ascend").joinpath("data", "chat.html").read_bytes()
-
-
-def headers(hosts: str = "'self'") -> list[tuple[bytes, bytes]]:
-    """Response headers of the chat page; its scripts may talk to `hosts`."""
-    return [
-        (b"content-type", b"text/html; charset=utf-8"),
-        (b"content-security-policy", POLICY.format(hosts=hosts).encode()),
-        (b"cache-control", b"no-cache"),
-        (b"x-content-type-options", b"nosniff"),
-    ]
 
 
 async def _respond(send: Send, status: int, header_list: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -56,9 +48,9 @@ class ChatPage:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
-            body = page()
+            body = files("glm5_ascend").joinpath("data", "chat.html").read_bytes()
             length = (b"content-length", str(len(body)).encode())
-            await _respond(send, 200, [*headers(), length], body if scope["method"] == "GET" else b"")
+            await _respond(send, 200, [*PAGE_HEADERS, length], body if scope["method"] == "GET" else b"")
         else:
             await self.app(scope, receive, send)
 
