@@ -18,8 +18,7 @@ from typing import Any
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
-from glm5_ascend.model.config_json import completed
-from glm5_ascend.model.config_values import schedule_keys
+from glm5_ascend.model.config_json import served_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: First words of the line that explains why `--overwrite` reads for a while.
@@ -113,33 +112,18 @@ def serving_files(source: Path) -> list[str]:
     return sorted({*names, "config.json"})
 
 
-def served_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a source's config.json without its quantization: with it vLLM would not open the description.
-
-    Keys that it leaves out because they have transformers' default are stated: other engines have other defaults.
-    Shared indexers that only `indexer_types` names, which transformers reads, are stated in vLLM's key as well.
-    """
-    keys = ("quantization_config", "compression_config")
-    config = {key: value for key, value in completed(raw).items() if key not in keys}
-    if isinstance(inner := config.get("text_config"), dict):
-        config["text_config"] = {key: value for key, value in inner.items() if key not in keys}
-    types = config.get("indexer_types")
-    if isinstance(types, list) and "shared" in types and not schedule_keys(config):
-        config["index_topk_pattern"] = "".join("S" if indexer == "shared" else "F" for indexer in types)
-    return config
-
-
 def copy_serving_files(source: Path, raw: dict[str, Any], destination: Path) -> None:
     """Copy tokenizer, chat template and generation files, and config.json without its quantization_config.
 
     Args:
         raw: content of the source's config.json.
     """
+    served = served_config(raw)
     for name in serving_files(source):
-        if name != "config.json" or served_config(raw) == raw:
+        if name != "config.json" or served == raw:
             copy_file(source / name, destination / name)
         else:
-            write_file(destination / name, json.dumps(served_config(raw), indent=2) + "\n")
+            write_file(destination / name, json.dumps(served, indent=2) + "\n")
 
 
 def run_dir_of(out: Path) -> Path:

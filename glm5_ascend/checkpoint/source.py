@@ -16,8 +16,7 @@ from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, shown
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import parse_config, read_config
-from glm5_ascend.model.folder import ORIGINAL
+from glm5_ascend.model.config_file import ORIGINAL, parse_config, read_config
 
 #: Block of an FP8 e4m3 checkpoint (DeepSeek-V3 / GLM-5-FP8 convention): one fp32 scale per 128x128 weights.
 FP8_BLOCK = 128
@@ -126,9 +125,9 @@ def open_source(directory: Path) -> Source:
     """
     raw = read_config(directory)
     config = parse_config(raw, directory / "config.json")
-    files = CheckpointDir(directory, config.spec.spelled)
     mtp = {prefix + weight.tensor_name for prefix, weight in config.all_weights() if prefix in config.mtp_prefixes}
     copies = {f"{prefix}{copy}.weight" for prefix in config.mtp_prefixes for copy in config.spec.mtp_copies}
+    files = CheckpointDir(directory, config.spec.spelled)
     complete = files.entries.keys() >= mtp - copies
     unlisted = [] if complete else files.add_unlisted((*config.mtp_prefixes, "mtp."))
     source = Source(directory, raw, config, files, find_weights(config, files.entries), unlisted)

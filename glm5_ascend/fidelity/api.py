@@ -23,8 +23,8 @@ from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.fidelity.options import AnalyzeOptions, EvaluateOptions
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.model_card import add_accuracy, check_card
+from glm5_ascend.quantize.options import parse_size
 from glm5_ascend.quantize.progress import Progress, silent
-from glm5_ascend.quantize.sizes import parse_size
 from glm5_ascend.report import page
 from glm5_ascend.serve.client import Client, server_address
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from glm5_ascend.errors import ConfigError, shown
 from glm5_ascend.model.config import SPECS
+from glm5_ascend.model.config_values import schedule_keys
 from glm5_ascend.model.spec import Architecture
 
 #: Architectures users confuse with GLM-5, and what to tell them.
@@ -90,6 +91,22 @@ def completed(raw: Mapping[str, Any]) -> dict[str, Any]:
             missing = {key: value for key, value in defaults.items() if key not in keys}
             full[outer] = inner | missing if missing else inner
     return full
+
+
+def served_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a source's config.json without its quantization: with it vLLM would not open the description.
+
+    Keys that it leaves out because they have transformers' default are stated: other engines have other defaults.
+    Shared indexers that only `indexer_types` names, which transformers reads, are stated in vLLM's key as well.
+    """
+    keys = ("quantization_config", "compression_config")
+    config = {key: value for key, value in completed(raw).items() if key not in keys}
+    if isinstance(inner := config.get("text_config"), dict):
+        config["text_config"] = {key: value for key, value in inner.items() if key not in keys}
+    types = config.get("indexer_types")
+    if isinstance(types, list) and "shared" in types and not schedule_keys(config):
+        config["index_topk_pattern"] = "".join("S" if indexer == "shared" else "F" for indexer in types)
+    return config
 
 
 def spec_of(raw: Mapping[str, Any]) -> Architecture | None:

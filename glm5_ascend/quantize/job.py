@@ -19,13 +19,12 @@ from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
 from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak_bytes, threads_within
 from glm5_ascend.quantize.estimate.time import seconds, source_bytes
-from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
+from glm5_ascend.quantize.options import QuantizeOptions, Quantizer, parse_size
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import require_kernels
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import without_effect
-from glm5_ascend.quantize.sizes import parse_size
 
 
 @dataclass(frozen=True)

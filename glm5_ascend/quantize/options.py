@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Annotated
 
+from glm5_ascend.errors import ConfigError
 from glm5_ascend.options import Argument, Option, StrPath
 
 CALIBRATION, RUN = "Calibration", "Run"
@@ -20,6 +21,8 @@ CALIB = Option(
 )
 SAMPLES = Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)
 SEQ_LEN = Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)
+#: No disk and no memory has so much; the sums over it stay exact.
+LARGEST_SIZE = 2**60
 
 
 class Quantizer(StrEnum):
@@ -64,3 +67,22 @@ class QuantizeOptions:
     def compute_device(self) -> str:
         """Device of our own quantizer."""
         return ("cpu" if self.device is None else self.device) if self.engine == Quantizer.builtin else "cpu"
+
+
+def parse_size(value: int | str | None, option: str) -> int | None:
+    """Bytes of "4GiB", "500MB", a plain number or an int; None stays None.
+
+    Raises:
+        ConfigError: no size, or none above zero; names `option`.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    if value is None:
+        return None
+    try:
+        size = TypeAdapter(ByteSize).validate_python(value)
+    except (ValidationError, ValueError, OverflowError):
+        size = ByteSize(0)
+    if not 0 < size <= LARGEST_SIZE:
+        raise ConfigError(f"{option}: {str(value)[:40]!r} is not a size", "give bytes, or e.g. 4GiB or 500MB")
+    return int(size)

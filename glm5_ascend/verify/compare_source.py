@@ -8,13 +8,13 @@ import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report, WeightError
-from glm5_ascend.checkpoint.output import PROVENANCE_NAME, served_config
+from glm5_ascend.checkpoint.output import PROVENANCE_NAME
 from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, dequantize
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_json import flat_keys
+from glm5_ascend.model.config_json import flat_keys, served_config
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Parameter, Weight
 from glm5_ascend.verify.checked import Checked

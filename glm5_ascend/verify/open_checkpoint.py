@@ -13,14 +13,13 @@ from glm5_ascend.checkpoint.checks.config_keys import check_config
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.index import INDEX_NAME, read_weight_map
-from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.schemes import DESCRIPTION_NAME
 from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import parse_config, read_config
-from glm5_ascend.model.config_json import completed, flat_keys
+from glm5_ascend.model.config_json import served_config
 from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.
@@ -42,12 +41,10 @@ def open_directory(directory: Path, report: Report) -> LoadedCheckpoint:
         )
     raw = read_config(directory)
     config = parse_config(raw, directory / "config.json")
-    full = completed(raw)
-    checkpoint = LoadedCheckpoint(directory, config, flat_keys(full))
-    report.file_of = checkpoint.file_of
     quantized = os.path.lexists(directory / DESCRIPTION_NAME)
-    served = raw if quantized else served_config(raw)
-    check_config(served, full if quantized else served, report)
+    keys = check_config(raw if quantized else served_config(raw), report)
+    checkpoint = LoadedCheckpoint(directory, config, keys)
+    report.file_of = checkpoint.file_of
     outside = check_tree(directory, report)
     try:
         checkpoint.description = _spelled_keys(checkpoint.read_json(DESCRIPTION_NAME), config, report)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import Glm5Error
-from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.folder import quantization_name
+from glm5_ascend.model.config_file import quantization_name, read_config
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import tiny_config, write_tiny_model
 

@@ -30,12 +30,14 @@ DTYPES = ("bfloat16", "float16", "float32")
 _DEFAULT_DENSE = 3
 
 
-def check_config(raw: Mapping[str, Any], full: Mapping[str, Any], report: Report) -> None:
+def check_config(raw: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """Report keys that are left over, missing or contradictory.
 
-    Args:
-        full: `raw` with the defaults of the keys that it leaves out, see `completed`.
+    Returns:
+        the keys of the language model, with the defaults of those that `raw` leaves out.
     """
+    full = completed(raw)
+    keys = flat_keys(full)
     text_config = raw.get("text_config")
     for where, section in (("", raw), ("text_config.", text_config if isinstance(text_config, dict) else {})):
         for key in ("quantization_config", "compression_config"):
@@ -51,18 +53,18 @@ def check_config(raw: Mapping[str, Any], full: Mapping[str, Any], report: Report
         why = "auto_map names code of the checkpoint: with trust_remote_code an engine runs it, or stops without it"
         _error(report, "auto_map", why)
     _check_defaults(raw, full, spec, report)
-    keys = flat_keys(full)
     _check_dtype(keys, report)
     _check_experts(keys, spec, report)
     _check_rope(keys, report)
     _check_end_tokens(keys, spec, report)
     _check_indexer_schedule(keys, report)
+    return keys
 
 
 def require_sound_config(directory: Path, raw: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for the first error of `check_config`; `raw` has passed `parse_config`."""
     report = Report(directory)
-    check_config(raw, completed(raw), report)
+    check_config(raw, report)
     report.raise_first_error(CONFIG)
 
 

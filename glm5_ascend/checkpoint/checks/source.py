@@ -7,10 +7,9 @@ from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, ch
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.names import FOREIGN_PARTS
-from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_json import flat_keys
+from glm5_ascend.model.config_json import served_config
 
 #: Ends of the names of tensors that public checkpoints carry and that are no weights: buffers computed from
 #: config.json; scales of an FP8 engine's activations and caches.
@@ -45,10 +44,9 @@ def check_source(source: Source) -> None:
 
 
 def _check_texts(source: Source) -> None:
-    raw = served_config(source.raw)  # nothing is left out of it
     report = Report(source.directory)
-    check_config(raw, raw, report)
-    checkpoint = LoadedCheckpoint(source.directory, source.config, flat_keys(raw), entries=source.files.entries)
+    keys = check_config(served_config(source.raw), report)
+    checkpoint = LoadedCheckpoint(source.directory, source.config, keys, entries=source.files.entries)
     check_stated_dtype(checkpoint, report)
     check_text_files(checkpoint, report)
     report.raise_first_error(CONFIG)

@@ -18,7 +18,6 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.output import served_config
 from glm5_ascend.checkpoint.read_ahead import ReadAhead
 from glm5_ascend.checkpoint.shards import TensorEntry
 from glm5_ascend.checkpoint.source import open_source
@@ -28,6 +27,7 @@ from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer, Tensors
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config_file import parse_config, read_config
+from glm5_ascend.model.config_json import served_config
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.model.weights import fp32_linear
 
