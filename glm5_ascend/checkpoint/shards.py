@@ -7,6 +7,7 @@ JSON header, data).
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -60,8 +61,10 @@ class TensorEntry:
 
 
 class Shard:
-    """A safetensors file whose header has been checked.
+    """A safetensors file whose header has been read once and checked.
 
+    Attributes:
+        size: bytes of the file. header_sha256: of the header alone: names, dtypes and shapes.
     Raises:
         CheckpointError: unreadable, truncated, overlapping or otherwise impossible header; names the file.
     """
@@ -71,6 +74,7 @@ class Shard:
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
         self.data_start = 0  # bytes of the header
+        self.size, self.header_sha256 = 0, ""
         try:
             with open_regular(path, CheckpointError, _AGAIN) as file:
                 self._parse(file.read(8), file, os.fstat(file.fileno()).st_size)
@@ -85,8 +89,10 @@ class Shard:
             raise CheckpointError(
                 f"{self.path}: truncated or damaged: header says {length} bytes, file has {size}", _AGAIN
             )
+        encoded = file.read(length)
+        self.size, self.header_sha256 = size, hashlib.sha256(encoded).hexdigest()
         try:
-            header = parse_json(file.read(length))
+            header = parse_json(encoded)
         except ValueError as error:
             reason = shortened(str(error), 160)
             raise CheckpointError(f"{self.path}: header is not valid JSON: {reason}", _AGAIN) from None

@@ -15,7 +15,6 @@ from glm5_ascend.model.spec import Architecture
 
 #: Sizes are multiplied, and given to engines as 32-bit integers.
 LARGEST_SIZE = 2**31 - 1
-#: A damaged number must not become an endless loop. GLM-5 has 78 layers.
 LARGEST_LAYERS = 1000
 #: Optional keys that are read, and the JSON type each must have.
 _OPTIONAL: dict[str, type] = {
@@ -52,7 +51,7 @@ def checked_config(raw: dict[str, Any], spec: Architecture, path: Path) -> Model
         path=path,
         model_type=raw["model_type"],
         num_hidden_layers=layers,
-        num_nextn_predict_layers=read.count("num_nextn_predict_layers"),
+        num_nextn_predict_layers=raw.get("num_nextn_predict_layers", 0),
         rms_norm_eps=read.number("rms_norm_eps"),
         rope_theta=_rope_theta(raw, path) if fixed.get("qk_rope_head_dim") != 0 else 1.0,
         norm_topk_prob=bool(read.value("norm_topk_prob")),
@@ -162,8 +161,8 @@ def _mlp_layer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str,
                 f"{path}: neither mlp_layer_types nor a first_k_dense_replace >= 0 is given", "correct config.json"
             )
         types = ["dense"] * min(dense, layers) + ["sparse"] * (layers - min(dense, layers))
-    if len(types) != layers or any(mlp_type not in ("dense", "sparse") for mlp_type in types):
-        raise ConfigError(f"{path}: mlp_layer_types must be {layers} times 'dense' or 'sparse'", "correct config.json")
+    if any(mlp_type not in ("dense", "sparse") for mlp_type in types):
+        raise ConfigError(f"{path}: mlp_layer_types must be 'dense' or 'sparse' for each layer", "correct config.json")
     # Bounded by the layers first: a list of `dense` entries could be of any length.
     if dense is not None and (
         not 0 <= dense <= layers or list(types) != ["dense"] * dense + ["sparse"] * (layers - dense)
@@ -207,8 +206,8 @@ def _indexer_types(raw: dict[str, Any], layers: int, path: Path) -> tuple[str, .
         )
     if types is None:
         types = ["full" if computed else "shared" for computed in computes]
-    if len(types) != layers or any(indexer_type not in ("full", "shared") for indexer_type in types):
-        raise ConfigError(f"{path}: indexer_types must be {layers} times 'full' or 'shared'", "correct config.json")
+    if any(indexer_type not in ("full", "shared") for indexer_type in types):
+        raise ConfigError(f"{path}: indexer_types must be 'full' or 'shared' for each layer", "correct config.json")
     if types[0] == "shared":
         message = f"{path}: indexer_types[0] is 'shared': the first layer has nothing to share"
         raise ConfigError(message, "correct config.json")
@@ -278,11 +277,4 @@ class KeyReader:
             raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer > 0", "correct config.json")
         if value > LARGEST_SIZE:
             raise ConfigError(f"{self.path}: {key} is {shown(value)}, at most {LARGEST_SIZE}", "correct config.json")
-        return value
-
-    def count(self, key: str) -> int:
-        """Return an integer from 0; a missing key is 0."""
-        value = self.raw.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{self.path}: {key} is {shown(value)}, expected an integer >= 0", "correct config.json")
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shlex
@@ -29,19 +28,6 @@ _ON_HOST = ("gptq_inverse_factors", "gptq_round")  # whatever the device is
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
-def shard_facts(source: Source) -> dict[str, dict[str, Any]]:
-    """Size and header hash of every shard: names, dtypes and shapes without reading a terabyte twice."""
-    facts = {}
-    for name, shard in sorted(source.files.shards.items()):
-        with shard.path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            facts[name] = {
-                "bytes": shard.path.stat().st_size,
-                "header_sha256": hashlib.sha256(file.read(length)).hexdigest(),
-            }
-    return facts
-
-
 def require_kernels(device: str) -> str:
     """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does where one cannot run."""
     pairs = [(op, device) for op in _OPS] + [(op, "cpu") for op in _ON_HOST]
@@ -66,7 +52,10 @@ def inputs(
         "source": {
             "path": printable(str(options.source)),
             "config_sha256": sha256(source.directory / "config.json"),
-            "shards": shard_facts(source),
+            "shards": {
+                name: {"bytes": shard.size, "header_sha256": shard.header_sha256}
+                for name, shard in sorted(source.files.shards.items())
+            },
         },
         "calibration": None
         if calibration is None

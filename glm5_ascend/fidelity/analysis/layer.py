@@ -96,11 +96,7 @@ class LayerAnalysis:
         self._noise: dict[str, dict[str, torch.Tensor]] = {}  # by unit and type, energy of each probed token
 
     def run(self) -> AnalyzedLayer:
-        inputs: Stream | None = None
-        if self.config.is_moe(self.layer):
-            path, lengths = self.around.folder / "expert-inputs", self.around.before.lengths
-            inputs = Stream(path, lengths, self.config.hidden_size, torch.float32)
-        attention_energy, routed = self._analyze_backbone(inputs)
+        attention_energy, routed = self._analyze_backbone(self.around.expert_inputs(self.config, self.layer))
         if routed is not None:
             self._analyze_experts(routed)
         self._set_relative_noise(attention_energy)

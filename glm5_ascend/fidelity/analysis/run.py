@@ -18,18 +18,17 @@ from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, RecipeError
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer, LayerAnalysis
 from glm5_ascend.fidelity.options import AnalyzeOptions
-from glm5_ascend.model import streams
 from glm5_ascend.model.memory import FP32, linear_values
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.spec import Linear, find
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet, calibration_text, load_calibration
-from glm5_ascend.quantize.calibration.forward import LayerStreams, open_selections
+from glm5_ascend.quantize.calibration.forward import LayerStreams, open_selections, stream_name
 from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.estimate import memory
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent, with_memory
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.run.residual_streams import embedded
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 from glm5_ascend.quantize.selector import without_effect
 
@@ -94,13 +93,9 @@ def analyze(analysis: Analysis, progress: Progress = silent, threads: int | None
     with tempfile.TemporaryDirectory(prefix="glm5-analyze-") as name, Workers(threads) as workers:
         folder = Path(name)
         selections = open_selections(config, folder, lengths)
-        stream = Stream(folder / "stream-0", lengths, config.stream_width)
-        table = find(config.spec.global_weights, config.spec.embedding)
-        assert isinstance(table, Linear)
-        for index, sequence in enumerate(analysis.calibration.sequences):
-            stream.set_sequence(index, streams.spread(config, weights.lookup("", table, sequence)))
+        stream = embedded(weights, folder, analysis.calibration.sequences, workers)
         for layer in range(count):
-            out = Stream(folder / f"stream-{layer + 1}", lengths, config.stream_width)
+            out = Stream(folder / stream_name(layer + 1), lengths, config.stream_width)
 
             def advance(share: float, layer: int = layer) -> None:
                 progress(f"layer {layer}", layer + share, count)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,15 +67,8 @@ class FidelityComparison:
 
     def map_positions(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FidelityComparison:
         """Apply a function to every tensor [windows, positions]; layers and drafts stay."""
-        return replace(
-            self,
-            kl=function(self.kl),
-            nll_reference=function(self.nll_reference),
-            nll_quantized=function(self.nll_quantized),
-            same_top1=function(self.same_top1),
-            right_reference=function(self.right_reference),
-            right_quantized=function(self.right_quantized),
-        )
+        tensors: dict[str, Any] = {k: function(v) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **tensors)
 
     def select(self, windows: torch.Tensor) -> FidelityComparison:
         """The comparison of the windows with these indices, int64 [n]."""

@@ -119,6 +119,12 @@ class LayerStreams:
         """Folder of all activations."""
         return self.before.path.parent
 
+    def expert_inputs(self, config: ModelConfig, layer: int) -> Stream | None:
+        """A file for the inputs of a layer's routed experts; None where it has none."""
+        if not config.is_moe(layer):
+            return None
+        return Stream(self.folder / "expert-inputs", self.before.lengths, config.hidden_size, torch.float32)
+
     def selection(self, index: int) -> torch.Tensor | None:
         """Stored selection bool [S, S] of one sequence; None if nothing is stored."""
         return None if self.selections is None else self.selections.sequence(index)[:, : self.before.lengths[index]]

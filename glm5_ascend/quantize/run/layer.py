@@ -69,10 +69,7 @@ class LayerQuantizer:
 
     def run(self) -> None:
         """Do what the journal does not have yet."""
-        inputs: Stream | None = None
-        if self.streams is not None and self.config.is_moe(self.layer):
-            path, lengths = self.streams.folder / "expert-inputs", self.streams.before.lengths
-            inputs = Stream(path, lengths, self.config.hidden_size, torch.float32)
+        inputs = None if self.streams is None else self.streams.expert_inputs(self.config, self.layer)
         routed = self._backbone(inputs)
         if self.config.is_moe(self.layer):
             self._experts(routed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.model import layers, streams
@@ -13,6 +16,19 @@ from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.run.journal import Journal, WorkUnit
 from glm5_ascend.quantize.run.source_weights import FloatWeights
+
+
+def embedded(weights: FloatWeights, folder: Path, sequences: Sequence[torch.Tensor], workers: Workers) -> Stream:
+    """The input stream of layer 0: the embeddings of all sequences."""
+    config = weights.source.config
+    stream = Stream(folder / stream_name(0), tuple(map(len, sequences)), config.stream_width)
+    table = find(config.spec.global_weights, config.spec.embedding)
+
+    def embed(index: int) -> None:
+        stream.set_sequence(index, streams.spread(config, weights.lookup("", table, sequences[index])))
+
+    workers.for_each(embed, range(len(sequences)))
+    return stream
 
 
 class ResidualStreams:
@@ -48,7 +64,9 @@ class ResidualStreams:
             return LayerStreams(self._mtp_stream(layer), None, self.selections)
         if self._current is None:
             stored = layer > 0 and WorkUnit.layer(layer - 1) in self.journal
-            self._current = self._stream(layer) if stored else self._embedded()
+            self._current = (
+                self._stream(layer) if stored else embedded(self.weights, self.folder, self.sequences, self.workers)
+            )
         if layer < self.plan.last_calibrated_layer:
             self._next = Stream(self.folder / stream_name(layer + 1), self.lengths, self.config.stream_width)
         return LayerStreams(self._current, self._next, self.selections)
@@ -62,17 +80,6 @@ class ResidualStreams:
 
     def _stream(self, layer: int) -> Stream:
         return Stream(self.folder / stream_name(layer), self.lengths, self.config.stream_width, keep=True)
-
-    def _embedded(self) -> Stream:
-        stream = Stream(self.folder / stream_name(0), self.lengths, self.config.stream_width)
-        table = find(self.config.spec.global_weights, self.config.spec.embedding)
-
-        def embed(index: int) -> None:
-            embedded = self.weights.lookup("", table, self.sequences[index])
-            stream.set_sequence(index, streams.spread(self.config, embedded))
-
-        self.workers.for_each(embed, range(len(self.sequences)))
-        return stream
 
     def _mtp_stream(self, layer: int) -> Stream:
         """Input of the MTP layer: the main model's normalised output at i and the embedding of token i+1."""
