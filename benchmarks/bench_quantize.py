@@ -5,8 +5,8 @@
     python benchmarks/bench_quantize.py --peer msm/bin/python --work work/bench [--rounds 3]
 
 Both quantize the same 0.67 GB GLM-5 (tools/make_model.py --preset mid) with msModelSlim's stock W4A8 recipe and the
-same texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and for both
-outputs the error of the logits and their KL divergence to the bf16 model's, by our integer evaluation.
+same texts, as whole processes from a cold interpreter, interleaved. Then: time (median, ratio), peak RSS, and the
+accuracy of both outputs as `glm5-ascend eval` prints it, on texts behind those of the calibration.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.nn.functional as F
 from bench_commands import run
-
-from glm5_ascend.fidelity.evaluation.intervals import mean_interval
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
 HERE = Path(__file__).parent
 SEED_TEXT = HERE.parent / "glm5_ascend/quantize/data/calibration.jsonl"
+#: Held-out texts, and tokens of each.
+WINDOWS, WINDOW = 24, 128
 
 
 def texts(count: int, length: int) -> list[str]:
@@ -49,26 +45,6 @@ def stock_recipe(peer: Path, out: Path, calibration: Path) -> Path:
     text = "\n".join(lines).replace("model.layers.78", "model.layers.2")
     out.write_text(text.replace("qwen3_cot_w4a4.json", str(calibration)) + "\n")
     return out
-
-
-def held_out(used: int, count: int = 24, length: int = 128) -> list[torch.Tensor]:
-    """Token ids of texts after the first `used` characters, which were the calibration text."""
-    after = texts(1, used + count * length)[0][used:]
-    return [torch.tensor(list(after[i : i + length].encode())) % 256 + 3 for i in range(0, len(after), length)]
-
-
-def errors(source: StoredModel, out: Path, sequences: list[torch.Tensor]) -> tuple[dict[str, Any], torch.Tensor]:
-    """Mean KL of the logits to the source's and their relative error; and the KL of each sequence."""
-    got, want = StoredModel(out).logits(sequences), source.logits(sequences)
-    kl = [
-        F.kl_div(a.log_softmax(-1), b.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
-        for a, b in zip(got, want, strict=True)
-    ]
-    x, y, by_sequence = torch.cat(got), torch.cat(want), torch.stack(kl)
-    return {
-        "kl_mean": float(by_sequence.mean()),
-        "logits_relative_error": float((x - y).norm() / y.norm()),
-    }, by_sequence
 
 
 @dataclass
@@ -112,16 +88,14 @@ class Bench:
                 )
 
     def compare(self) -> None:
-        """Errors of both outputs on held-out texts."""
-        source, sequences = StoredModel(self.model), held_out(self.count * self.length)
-        kl: dict[str, torch.Tensor] = {}
+        """Let `eval` print the accuracy of both outputs, on texts behind those of the calibration."""
+        used, held_out = self.count * self.length, self.work / "held-out.txt"
+        held_out.write_text(texts(1, used + WINDOWS * WINDOW)[0][used:])
+        words = ["--against", self.model, "--text", held_out, "--window", str(WINDOW), "--windows", str(WINDOWS)]
         for name, out in self.outs.items():
             if out.exists():
-                figures, kl[name] = errors(source, out, sequences)
-                print(f"{name}: {figures}")
-        if len(kl) == 2:
-            low, high = mean_interval(kl["ours"] - kl["msmodelslim"]) or (0.0, 0.0)
-            print(f"KL of ours minus theirs on {len(sequences)} texts: {low:+.5f} to {high:+.5f} (95 %, paired)")
+                print(f"{name}:", flush=True)
+                subprocess.run([sys.executable, "-m", "glm5_ascend", "eval", out, *words], check=True)
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ from .trunk import MtpLayer, align_norm_eps, initialise
 
 TOKENS = 6.6e6
 SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
+ROWS, LENGTH = 6, 384  # of a step, and tokens of each
+RATES = (0.02, 0.003)  # peak learning rates of Muon and AdamW
 
 
 def build_model(tokenizer: Any, seed: int, **changes: Any) -> tuple[Any, MtpLayer]:
@@ -59,7 +61,7 @@ def build_flash(tokenizer: Any, seed: int, **changes: Any) -> Any:
 def train(args: argparse.Namespace) -> stages.Run:
     """Train and export; returns the run with its history."""
     torch.set_flush_denormal(True)  # inherited by the threads that start later
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(2)
     tokenizer = load_tokenizer(data_folder())
     model: Any
     mtp: MtpLayer | None
@@ -67,8 +69,8 @@ def train(args: argparse.Namespace) -> stages.Run:
         model, mtp = build_flash(tokenizer, args.seed), None
     else:
         model, mtp = build_model(tokenizer, args.seed)
-    rows = (args.rows, args.length, args.text_share, args.seed)
-    source = RowSource(tokenizer, documents(held_out=False), *rows, POOL if args.flash else 1)
+    multiple = POOL if args.flash else 1
+    source = RowSource(tokenizer, documents(held_out=False), ROWS, LENGTH, args.text_share, args.seed, multiple)
     args.out.mkdir(parents=True, exist_ok=True)
     bf16 = optim.quick_dtype() is torch.bfloat16
     run = stages.Run(model, mtp, source, args.out / "training.jsonl", bf16=bf16)
@@ -76,13 +78,13 @@ def train(args: argparse.Namespace) -> stages.Run:
     index = [(name, weight) for name, weight in named if ".indexer." in name]
     trunk = [(name, weight) for name, weight in named if ".indexer." not in name]
     ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()] if mtp else []
-    dense, warmup, sparse = (max(1, round(args.tokens * share / (args.rows * args.length))) for share in SHARES)
+    dense, warmup, sparse = (max(1, round(args.tokens * share / (ROWS * LENGTH))) for share in SHARES)
 
-    first = optim.build(trunk, args.muon_lr, args.adam_lr)
+    first = optim.build(trunk, *RATES)
     stages.train_stage(run, "dense", stages.dense_step, first, dense, (1.0, 0.15, 0.35))
     for _, weight in trunk:
         weight.requires_grad_(False)
-    second = optim.build(index + ahead, args.muon_lr, args.adam_lr)
+    second = optim.build(index + ahead, *RATES)
     stages.train_stage(run, "warmup", stages.warmup_step, second, warmup, (1.0, 0.6, 0.5))
     for _, weight in trunk:
         weight.requires_grad_(True)
@@ -100,12 +102,7 @@ def main() -> None:
         "--flash", action="store_true", help="GLM-5.3-Flash: linear attention, residual streams, no MTP"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=6, help="rows per step")
-    parser.add_argument("--length", type=int, default=384, help="tokens per row")
     parser.add_argument("--text-share", type=float, default=0.10, help="share of rows with plain text")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     started = time.monotonic()
     run = train(args)
