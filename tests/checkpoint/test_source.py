@@ -28,16 +28,6 @@ def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     return directory
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_plain_dtypes(tmp_path: Path, dtype: str) -> None:
-    source = open_source(write_tiny_model(tmp_path, dtype=dtype))
-    name = "model.layers.1.self_attn.q_a_proj.weight"
-    stored = load_file(tmp_path / SHARD)[name]
-    assert source.read(name).dtype is torch.float32
-    assert torch.equal(source.read(name), stored.float())
-    assert source.dtype(name) is stored.dtype
-
-
 @pytest.mark.parametrize("shape", [(128, 128), (130, 257), (300, 1)])
 def test_fp8_blocks_with_a_cut_off_rest(tmp_path: Path, shape: tuple[int, int]) -> None:
     """w = weight * scale of its own 128x128 block; a scale of the neighbouring block would be far off."""

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.training import attention, evaluate, export, flash, held_out, loading, optim, stages, train
-from benchmarks.training.rows import RowSource
+from benchmarks.training import attention, evaluate, export, flash, held_out, loading, train
 from glm5_ascend.demo_model.resources import DemoModel, data_folder, write_demo_model
-from glm5_ascend.fidelity.evaluation.python_docs import documents
 from tests.demo_model.support.forward import logits, tokens_of
 
 TINY = {
@@ -71,27 +69,6 @@ def test_export_loads_again(tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
     weights = loading.load_model(tmp_path / "out").state_dict()
     for name, weight in tiny.state_dict().items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-2, atol=1e-6)
-
-
-def test_a_few_steps_of_every_stage_lower_the_losses(tokenizer: Any, tmp_path: Path) -> None:
-    model = train.build_flash(tokenizer, seed=2, **TINY)
-    rows = RowSource(tokenizer, documents(held_out=False)[:40], 4, 96, 0.3, 0, flash.POOL)
-    run = stages.Run(model, None, rows, tmp_path / "log.jsonl", bf16=False)
-    learning = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    optimizers = optim.build(learning, 0.02, 0.003)
-    batch = rows.batch()
-    layout = attention.packed(flash.no_rotation, batch.segments, batch.positions)
-
-    def losses() -> dict[str, float]:
-        with torch.no_grad():
-            return {name: loss.item() for name, loss in stages.sparse_step(run, batch, layout).items()}
-
-    before = losses()
-    for name, step in (("dense", stages.dense_step), ("warmup", stages.warmup_step), ("sparse", stages.sparse_step)):
-        stages.train_stage(run, name, step, optimizers, 10, (1.0, 1.0, 0.5))
-    after = losses()
-    assert after["lm"] < before["lm"] - 0.2
-    assert 0 < after["index"] < before["index"]
 
 
 def test_the_shipped_model_answers_held_out_questions(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -110,29 +109,6 @@ def test_any_number_of_threads_gives_the_same_bytes(
     options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
     quantize(prepare(options), silent)
     assert digest(again) == digest(before)
-
-
-SOURCES: dict[str, dict[str, Any]] = {
-    "float16": {"dtype": "float16"},
-    "fp8": {"dtype": "fp8"},
-    "one shard, no index": {"index": False},
-    "shared indexer": SHARED_INDEXER,
-}
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_every_kind_of_source(kind: str, tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "source", **SOURCES[kind])
-    calib = write_calibration(tmp_path / "calib.jsonl")
-    out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(source, out, "w4a8", calib=calib, samples=2, seq_len=64)), silent)
-    config = json.loads((out / "config.json").read_text())
-    assert "quantization_config" not in config
-    names = CheckpointDir(out).entries
-    assert not any("scale_inv" in name for name in names)
-    shared = [i for i, kind in enumerate(config.get("indexer_types") or []) if kind == "shared"]
-    assert not any(f"layers.{i}.self_attn.indexer" in name for name in names for i in shared)
-    assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(source).logits(SEQUENCES)) < 0.5
 
 
 def test_shared_indexers_by_indexer_types_alone(tmp_path: Path) -> None:

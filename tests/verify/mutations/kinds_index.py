@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from random import Random
 
 from tests.verify.mutations.mutator import Place, kind, pick, place
@@ -70,16 +69,3 @@ def indexer_schedule_lost(ck: Checkpoint, chance: Random) -> Place:
             types[pick(chance, computing)] = "shared"
             config["indexer_types"] = types
     return place(["config.json"], [key for key in ck.description if key.endswith(".quant_type")])
-
-
-@kind(refused=True)
-def config_cut_or_odd(ck: Checkpoint, chance: Random) -> str:
-    path = ck.directory / "config.json"
-    if chance.random() < 0.5:
-        os.truncate(path, chance.randrange(path.stat().st_size - 5))
-    else:
-        keys = ["hidden_size", "rope_parameters", "n_routed_experts", "model_type", "rms_norm_eps", "index_topk"]
-        with ck.model_keys() as config:
-            keys = [key for key in keys if key in config]  # GLM-5.3-Flash has no rope_parameters
-            config[pick(chance, keys)] = pick(chance, [None, -1, "x", [1]])
-    return "config.json"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.verify.mutations.mutator import Place, kind, pick, place
 from tests.verify.support.editor import PROVENANCE, ROT, Checkpoint, module_of
-from tests.verify.support.integers import integers, linear, nibbles, weight_scale
+from tests.verify.support.integers import integers, linear, weight_scale
 
 
 def comparable(ck: Checkpoint, modules: list[str]) -> list[str]:
@@ -40,14 +40,6 @@ def pair(ck: Checkpoint, module: str) -> list[str]:
 
 def wrong(ck: Checkpoint, *modules: str) -> Place:
     return place([f"{module}.weight" for module in modules], [name for m in modules for name in pair(ck, m)])
-
-
-@kind(against=True)
-def nibbles_swapped_consistently(ck: Checkpoint, chance: Random) -> Place:
-    module = pick(chance, ck.modules("W4A8_DYNAMIC"))
-    odd, even = nibbles(ck.read(f"{module}.weight"))[::-1]
-    ck.store(linear(ck, module, torch.stack([odd, even], 1).reshape(-1, even.shape[1])))
-    return wrong(ck, module)
 
 
 @kind(against=True)
@@ -80,23 +72,6 @@ def column_scale_wrong(ck: Checkpoint, chance: Random) -> Place:
     column = int(q.float().square().sum(0).argsort()[q.shape[1] // 2])  # a nearly empty one would say nothing
     q[:, column] = (0.8 * q[:, column].float()).round().to(torch.int8)
     ck.store(linear(ck, module, q))
-    return wrong(ck, module)
-
-
-@kind(against=True)
-def rope_rows_in_halves(ck: Checkpoint, chance: Random) -> Place:
-    """RoPE dimensions as DeepSeek orders them (first halves, then second) instead of GLM-5's pairs."""
-    module = pick(chance, comparable(ck, ck.modules(pattern=r"(q_b_proj|kv_a_proj_with_mqa)$")))
-    rope = pick(chance, [ck.config["qk_rope_head_dim"]] * bool(ck.config["qk_rope_head_dim"]))
-    head = ck.config["qk_nope_head_dim"] + rope
-    rows = torch.arange(ck.shape(f"{module}.weight")[0])
-    ends = range(head, len(rows) + 1, head) if module.endswith("q_b_proj") else [len(rows)]
-    for end in ends:
-        rows[end - rope : end] = rows[end - rope : end].view(-1, 2).T.flatten()
-    if ck.kind(f"{module}.weight") == "FLOAT":
-        ck.store({f"{module}.weight": ck.read(f"{module}.weight")[rows]})
-    else:
-        ck.store(linear(ck, module, integers(ck, module)[rows], weight_scale(ck, module)[rows]))
     return wrong(ck, module)
 
 

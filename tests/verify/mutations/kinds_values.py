@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import torch
 
-from tests.verify.mutations.mutator import Place, Plant, kind, pick, place
+from tests.verify.mutations.mutator import Place, kind, pick, place
 from tests.verify.support.editor import Checkpoint, module_of
-from tests.verify.support.integers import linear, nibbles, pack, unpacked, weight_scale
+from tests.verify.support.integers import linear, weight_scale
 
 INT4 = "W4A8_DYNAMIC"
 FLOATS = ("BF16", "F16", "F32")
@@ -41,37 +40,9 @@ def offset_not_zero(ck: Checkpoint, chance: Random) -> str:
     return put(ck, chance, pick(chance, ck.names(r"\.weight_offset$")), pick(chance, [1.0, -3.0, 1e-3, 128.0]))
 
 
-#: Wrong layouts of a packed weight int8 [N/2, K]: its scale_bias, or its shape, no longer matches.
-PACKINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "nibbles_swapped": lambda packed: pack(*reversed(nibbles(packed))),
-    "nibbles_unsigned": lambda packed: packed ^ -120,  # q + 8, as the kernel multiplies: the top bit of both nibbles
-    "not_packed": unpacked,
-    "packed_along_the_input": lambda packed: pack(unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]),
-    "packed_along_the_input_in_the_right_shape": lambda packed: pack(
-        unpacked(packed)[:, 0::2], unpacked(packed)[:, 1::2]
-    ).reshape(packed.shape),
-    "packed_by_halves": lambda packed: pack(*unpacked(packed).chunk(2)),  # row i with row i + N/2
-}
-
-
-def packed_by(name: str) -> Plant:
-    def plant(ck: Checkpoint, chance: Random) -> list[str]:
-        module = pick(chance, ck.modules(INT4))
-        ck.store({f"{module}.weight": PACKINGS[name](ck.read(f"{module}.weight"))})
-        return [f"{module}.weight", f"{module}.scale_bias"]
-
-    plant.__name__ = name
-    return plant
-
-
-for packing in PACKINGS:
-    kind()(packed_by(packing))
-
-
 @kind()
 def packed_byte_changed(ck: Checkpoint, chance: Random) -> list[str]:
-    """One integer of one expert is one off."""
-
+    """One integer of one expert is one off: every other layout of the integers differs in more."""
     module = pick(chance, ck.modules(INT4))
     packed = ck.read(f"{module}.weight")
     packed.view(-1)[chance.randrange(packed.numel())] ^= pick(chance, [1, 16])

@@ -34,14 +34,12 @@ class Kind:
     Attributes:
         against: only the source tells.
         by_hash: only the hashes in our provenance tell; every other kind is planted with the hashes removed.
-        refused: verify may say that this is no checkpoint at all (exit code 2), naming the file.
     """
 
     name: str
     plant: Callable[[Checkpoint, Random], Place]
     against: bool = False
     by_hash: bool = False
-    refused: bool = False
 
 
 class ImpossibleError(Exception):
@@ -51,7 +49,7 @@ class ImpossibleError(Exception):
 KINDS: dict[str, Kind] = {}
 
 
-def kind(against: bool = False, by_hash: bool = False, refused: bool = False) -> Callable[[Plant], Plant]:
+def kind(against: bool = False, by_hash: bool = False) -> Callable[[Plant], Plant]:
     """Decorator: register a function (checkpoint, random) -> name of the place (str), names, or `Place`."""
 
     def register(plant: Plant) -> Plant:
@@ -63,7 +61,7 @@ def kind(against: bool = False, by_hash: bool = False, refused: bool = False) ->
 
         name = plant.__name__
         assert name not in KINDS, name
-        KINDS[name] = Kind(name, normal, against, by_hash, refused)
+        KINDS[name] = Kind(name, normal, against, by_hash)
         return plant
 
     return register

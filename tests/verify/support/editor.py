@@ -62,10 +62,6 @@ class Checkpoint:
     def shape(self, name: str) -> list[int]:
         return list(self.facts[name]["shape"])
 
-    def size(self, name: str) -> int:
-        start, end = self.facts[name]["data_offsets"]
-        return int(end - start)
-
     def kind(self, name: str) -> str:
         """Type of a tensor in the description; "" if it is not listed."""
         return str(self.description.get(name, ""))
@@ -89,10 +85,6 @@ class Checkpoint:
     def layers(self) -> list[int]:
         matches = (re.search(r"\.layers\.(\d+)\.", name) for name in self.file_of)
         return sorted({int(match[1]) for match in matches if match})
-
-    def experts(self) -> list[str]:
-        """`model.layers.N.mlp.experts.E` of all routed experts."""
-        return sorted({re.sub(r"(\.experts\.\d+)\..*", r"\1", name) for name in self.names(r"\.experts\.\d+\.")})
 
     def read(self, name: str) -> torch.Tensor:
         with safe_open(self.directory / self.file_of[name], "pt") as file:
