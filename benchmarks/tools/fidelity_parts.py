@@ -10,7 +10,7 @@ from safetensors import safe_open
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
-from glm5_ascend.quantize.training.fake_quant import fake_quant_activation
+from glm5_kernels import ops
 
 
 class _FloatWeights(StoredLayer):
@@ -25,7 +25,8 @@ class _FloatWeights(StoredLayer):
             scale, offset = (self.files.read(f"{module}.input_{kind}").float() for kind in ("scale", "offset"))
             rounded = ((x / scale + offset).round().clamp(-128, 127) - offset) * scale
         else:
-            rounded = fake_quant_activation(x)
+            integers, step = ops.quantize_per_token(x.reshape(-1, x.shape[-1]))
+            rounded = (integers.float() * step).view(x.shape)
         return rounded @ weight.T
 
 

@@ -16,7 +16,7 @@ from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.methods.method import Method
-from glm5_ascend.quantize.methods.ssz import SSZ
+from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from tests.support.tiny_model import write_calibration
@@ -96,7 +96,7 @@ def test_two_types_in_one_unit(tiny_source: Path, tmp_path: Path) -> None:
     assert plan.output_bytes - analysis.plan.output_bytes == unit.nbytes[FLOAT] - unit.nbytes[unit.scheme]
 
 
-@pytest.mark.parametrize(("name", "method"), [("qat-w4a8", SSZ), ("w4a8-best", GPTQ)])
+@pytest.mark.parametrize(("name", "method"), [("rtn-w4a8", MINMAX), ("w4a8-best", GPTQ)])
 def test_int8_experts_are_rounded_as_they_were_measured(tiny_source: Path, name: str, method: Method) -> None:
     recipe = find_recipe(name)
     plan = plan_of(tiny_source, recipe)

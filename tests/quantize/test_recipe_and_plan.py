@@ -43,7 +43,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize(
-    "name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8", "qat-w4a8", "glm-5.2-w4a8", "glm-5.2-w4a8c8"]
+    "name", ["w4a8", "w8a8", "w4a8-mlapo", "w4a8c8", "w8a8c8", "rtn-w4a8", "glm-5.2-w4a8", "glm-5.2-w4a8c8"]
 )
 def test_shipped_recipes_plan_every_config(tmp_path: Path, tiny_source: Path, name: str) -> None:
     recipe = load_recipe(find_recipe(name))
