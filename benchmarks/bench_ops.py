@@ -43,6 +43,7 @@ from tools.ops_cases import (
     packed_experts,
     preprocess,
     product,
+    residual_streams,
     write_csv,
 )
 
@@ -188,6 +189,8 @@ def main() -> int:
             ]
     for requests, tokens in ((1, 1), (8, 1), (1, args.prefill)):
         makers += [("kda", lambda r=requests, t=tokens: kda(r, t))]  # type: ignore[misc]
+    for tokens in (1, 8, 512):
+        makers += [("mhc", lambda t=tokens: residual_streams(t))]  # type: ignore[misc]
     makers += [("w4a8_moe", lambda: experts(8))]
     for tokens in (1, 8, 64, 512):
         makers += [("w4a8_moe", lambda t=tokens: packed_experts(t))]  # type: ignore[misc]

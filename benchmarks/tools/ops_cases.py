@@ -13,8 +13,10 @@ import torch.nn.functional as F
 
 from glm5_kernels import registry
 from glm5_kernels.ops import PER_TOKEN, ExpertWeights, LinearWeights, PagedBatch
+from glm5_kernels.parity.flash import mhc_operands
 
 HEADS, RANK, ROPE, NOPE, HIDDEN, Q_LORA = 64, 512, 64, 192, 6144, 2048
+FLASH_HIDDEN = 4096
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 EXPERTS, PER_EXPERT = 24, 2048
 FLOATS, INTEGERS = (torch.float32, torch.bfloat16), (torch.int8,)
@@ -118,6 +120,15 @@ def kda(sequences: int, tokens: int) -> Case:
     operands = q, k, v, torch.zeros(count, *heads), torch.zeros(count, HEADS), states, starts, slots, written.flatten()
     work = 6.0 * count * HEADS * INDEX_DIM**2, (torch.float32,)  # the sum that is read, the rank-one update, the output
     return Case("kda", f"B={sequences} n={tokens}", operands, relative, 1e-2, 2.0 * 4 * states.numel(), [work])
+
+
+def residual_streams(tokens: int) -> Case:
+    """A half layer of GLM-5.3-Flash: 4 streams of 4096."""
+    operands = mhc_operands(tokens, 4, FLASH_HIDDEN, torch.bfloat16, True, torch.Generator().manual_seed(0))
+    operands = operands[0].float(), *operands[1:]
+    row = 4 * FLASH_HIDDEN
+    work = 2.0 * tokens * row * (24 + 4 + 1), (torch.float32,)  # the maps, the mixing, the reading
+    return Case("mhc", f"T={tokens}", operands, relative, 1e-5, 4.0 * row * (24 + 2 * tokens), [work])
 
 
 def linear(n: int, k: int) -> LinearWeights:

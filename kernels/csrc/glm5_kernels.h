@@ -123,6 +123,19 @@ struct IndexerPool {
   int64_t tokens, max_blocks, block_size, dim, pool, ring;
 };
 
+// total <- the streams joined by post and comb with the output of a half; input, post_out, comb_out <- what the next
+// half reads and writes with, by the contract of the op. Without comb, total is what the streams are.
+struct Mhc {
+  Rows streams, output;            // (token, stream) and (0, token), [dim]
+  const float *post, *comb;        // [tokens, n] and [tokens, n, n], or null
+  float* total;                    // [tokens, n, dim]
+  const float *fn, *scale, *base;  // [n * (n + 2), n * dim], [3], [n * (n + 2)]; n is 8 at most
+  Rows weight, input;              // of the norm (0, 0), and (0, token), [dim], of one dtype
+  float *post_out, *comb_out;
+  int64_t tokens, n, dim, iterations;
+  double rms_eps, hc_eps, norm_eps;
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 // The instruction sets that this library has and this CPU can run, the fastest one first, separated by spaces.
@@ -207,6 +220,7 @@ int GLM5_NAME(rotate_queries)(const RotateQueries* op);
 int GLM5_NAME(hadamard)(const Hadamard* op);
 int GLM5_NAME(kda)(const Kda* op);
 int GLM5_NAME(indexer_pool)(const IndexerPool* op);
+int GLM5_NAME(mhc)(const Mhc* op);
 #endif
 }
 #pragma GCC visibility pop

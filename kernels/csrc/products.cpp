@@ -2,6 +2,7 @@
 #include "experts.h"
 #include "head_products.h"
 #include "int8_linear.h"
+#include "mhc.h"
 #include "rms_norm.h"
 
 using namespace glm5::GLM5_SET;
@@ -11,6 +12,10 @@ int GLM5_NAME(rms_norm)(const void* x, int64_t x_pitch, const void* residual, in
                         void* total) {
   return guarded(
       [&] { rms_norm(x, x_pitch, residual, residual_pitch, weight, tokens, columns, dtype, eps, out, total); });
+}
+
+int GLM5_NAME(mhc)(const Mhc* op) {
+  return guarded([&] { mhc(*op); });
 }
 
 int GLM5_NAME(int8_linear)(const void* x, int64_t x_pitch, int64_t x_dtype, int64_t tokens, int64_t k,

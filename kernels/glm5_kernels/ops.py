@@ -26,6 +26,7 @@ from glm5_kernels.int8_linear import Int8Linear
 from glm5_kernels.kda import Kda
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
 from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.mhc import Mhc
 from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import PagedBatch, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
@@ -41,8 +42,8 @@ __all__ = [
     "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
     "LinearWeights", "PagedBatch", "ParityRow", "choose", "fake_round",
     "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_pool", "indexer_preprocess",
-    "int8_linear", "kda", "lightning_indexer", "lightning_indexer_quant", "mla_preprocess", "pack_latents", "parity",
-    "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows",
+    "int8_linear", "kda", "lightning_indexer", "lightning_indexer_quant", "mhc", "mla_preprocess", "pack_latents",
+    "parity", "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows",
     "sparse_flash_attention", "sparse_flash_attention_quant", "ssz_scale", "unpack_int4", "v_up_proj",
     "w4a8_moe", "write_rows",
 ]  # fmt: skip
@@ -76,6 +77,7 @@ indexer_pool = _op(IndexerPool, type(None))
 v_up_proj = _op(VUpProj, Tensor)
 int8_linear = _op(Int8Linear, Tensor)
 w4a8_moe = _op(W4a8Moe, Tensor)
+mhc = _op(Mhc, tuple[Tensor, Tensor, Tensor, Tensor])
 rms_norm = _op(RmsNorm, tuple[Tensor, Tensor])
 hadamard = _op(Hadamard, Tensor)
 ssz_scale = _op(SszScale, Tensor)

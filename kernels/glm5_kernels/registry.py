@@ -40,7 +40,7 @@ OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
      "mla_preprocess"), IMPLEMENTATIONS,
 ) | dict.fromkeys(
-    ("indexer_preprocess", "indexer_pool", "kda", "v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "hadamard",
+    ("indexer_preprocess", "indexer_pool", "kda", "v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "mhc", "hadamard",
      "ssz_scale", "round_rows", "fake_round", "gptq_inverse_factors", "gptq_round"), ("reference", "cpu"),
 )  # fmt: skip
 #: Ops that live in a folder of another name, because they share their code.

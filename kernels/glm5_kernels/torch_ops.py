@@ -38,6 +38,12 @@ def _preprocessed(o: Any) -> tuple[Tensor, ...]:
     return tuple(o.hidden_states.new_empty(shape) for shape in shapes)
 
 
+def _entered(o: Any) -> tuple[Tensor, ...]:
+    n, dtypes = o.streams.shape[1], (torch.float32, torch.float32, torch.float32, o.norm_weight.dtype)
+    shapes = o.streams.shape, o.streams.shape[:2], (*o.streams.shape[:2], n), o.streams.shape[::2]
+    return tuple(o.streams.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
 #: The number of results of each op, and an empty result for its operands.
 RESULTS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "lightning_indexer": (1, _selected),
@@ -51,6 +57,7 @@ RESULTS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "v_up_proj": (1, lambda o: o.latent.new_empty((len(o.latent), o.w_uv.shape[0] * o.w_uv.shape[2]))),
     "int8_linear": (1, lambda o: o.x.new_empty((*o.x.shape[:-1], len(o.w.weight)))),
     "w4a8_moe": (1, lambda o: o.x.new_empty(o.x.shape)),
+    "mhc": (4, _entered),
     "rms_norm": (2, lambda o: (o.x.new_empty(o.x.shape), o.x.new_empty(o.x.shape))),
 }
 

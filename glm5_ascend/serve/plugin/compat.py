@@ -170,7 +170,8 @@ PATCHES = (
     Patch(
         "models/glm5next/common/model.py:Glm5NextDecoderLayer", "residual_streams.DecoderLayer",
         "its residual streams are compiled for AVX-512 only",
-        "GLM-5.3-Flash is served without AVX-512", "vLLM has them for every CPU",
+        "GLM-5.3-Flash is served without AVX-512; one op for some 60 of torch: 0.2 ms a half layer instead of 1.0",
+        "vLLM has them for every CPU",
         "126ff5919a26",
     ),
     Patch(

@@ -1,9 +1,10 @@
-"""The inputs of the parity suite for what GLM-5.3-Flash adds: KDA, pools of index keys, attention without rotation."""
+"""The inputs of the parity suite for what GLM-5.3-Flash adds: KDA, pools of index keys, mHC, no rotation."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -89,10 +90,42 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
         yield Case("sparse_flash_attention", f"{name}, {str(dtype)[6:]}, no rotation", arguments, outputs)
 
 
+def mhc_operands(
+    tokens: int, n: int, columns: int, dtype: torch.dtype, joins: bool, generator: torch.Generator
+) -> tuple[Any, ...]:
+    """Operands of `mhc` whose sigmoids and softmax are neither all flat nor all saturated."""
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    maps = n * (n + 2)
+    before = (randn(tokens, columns).to(dtype), randn(tokens, n).abs(), randn(tokens, n, n).softmax(-1))
+    return (
+        randn(tokens, n, columns).to(dtype), *(before if joins else (None, None, None)),
+        randn(maps, n * columns) * (n * columns) ** -0.5, 1 + randn(3).abs(), randn(maps),
+        (1 + randn(columns) / 4).to(dtype), 1e-5, 1e-6, 20, 1e-5,
+    )  # fmt: skip
+
+
+def _streams(generator: torch.Generator) -> Iterator[Case]:
+    variants = ((1, 4, True), (1, 4, False), (8, 4, True), (37, 4, True), (8, 2, False), (8, 3, True))
+    for dtype, (tokens, n, joins) in itertools.product((torch.float32, torch.bfloat16), variants):
+        weights = Tolerance(1e-5, 1e-5, "sums of rows, exponentials and Sinkhorn's steps in fp32")
+        outputs = (
+            ("streams", sums(torch.float32, n)),
+            ("post", weights),
+            ("comb", weights),
+            ("input", sums(dtype, 64)),
+        )
+        variant = f"{str(dtype)[6:]}, {tokens} tokens, {n} streams" + (", joined" if joins else "")
+        yield Case("mhc", variant, mhc_operands(tokens, n, 1040, dtype, joins, generator), outputs)
+
+
 #: As in `cases.cases`.
 MAKERS: tuple[tuple[set[str], Callable[[torch.Generator], Iterator[Case]]], ...] = (
     ({"kda"}, _kda),
     ({"indexer_pool"}, _pools),
     ({"lightning_indexer"}, _pooled_indexer),
     ({"sparse_flash_attention"}, _attention),
+    ({"mhc"}, _streams),
 )

@@ -20,6 +20,7 @@ from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN
 from glm5_kernels.native import library
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import cases, linear_weights
+from glm5_kernels.parity.flash import mhc_operands
 from glm5_kernels.parity.run import copied
 from glm5_kernels.w4a8_moe import ExpertWeights
 
@@ -48,6 +49,8 @@ def ragged(generator: torch.Generator) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield "w4a8_moe", (randn(tokens, hidden), torch.rand(tokens, 2), ids, w13, scales[0], w2, scales[1])
         for dtype in (torch.float32, torch.bfloat16):
             yield "rms_norm", (randn(tokens, 80).to(dtype), randn(tokens, 80).to(dtype), randn(80).to(dtype), 1e-5)
+            for n, columns, joins in ((1, 16, True), (4, 560, True), (8, 48, False)):
+                yield "mhc", mhc_operands(tokens, n, columns, dtype, joins, generator)
             yield "v_up_proj", (randn(tokens, 3, 96).to(dtype), randn(3, 96, 40).to(dtype))
             for keys, values in ((16, 16), (32, 48)):
                 operands = randn(2, tokens, 3, keys).to(dtype), randn(tokens, 3, values).to(dtype)
