@@ -13,6 +13,8 @@ from glm5_ascend.serve.tensor_parallel import FLAG, ranks_of
 
 #: Drafts of a step that linear attention was tested with; each has a state of its own.
 MOST_DRAFTS = 5
+#: Tokens of a pool of the released GLM-5.3-Flash; the server was tested with no other number.
+POOL = 4
 
 
 def drafts_of(argv: Sequence[str]) -> int:
@@ -28,6 +30,11 @@ def refuse_flags(config: ModelConfig, argv: Sequence[str]) -> None:
         raise ConfigError(f"{config.path}: the model has no MTP layer that could draft", "drop --speculative-config")
     if all(config.attention_kind(layer) == "sparse" for layer in range(config.num_hidden_layers)):
         return
+    if config.index_kpool != POOL:
+        raise ConfigError(
+            f"{config.path}: index_kpool is {config.index_kpool}, a CPU server pools {POOL} tokens as the released one",
+            "restore config.json of the released model",
+        )
     if drafts > MOST_DRAFTS:
         raise ConfigError(
             f"num_speculative_tokens is {drafts}: linear attention keeps states for 1 to {MOST_DRAFTS} drafts",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import FLOAT
-from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 from glm5_ascend.files.cgroups import available_memory
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config
@@ -92,6 +92,9 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     The context has at least 8192 tokens, or all that the model has; the cache at least 1 GiB, if all sequences can use
     it: vLLM writes to all of it at the start. Each rank of tensor parallel has one. What the command's flags or
     VLLM_CPU_KVCACHE_SPACE say is taken as it is.
+
+    Raises:
+        ConfigError: a stated context that a stated cache cannot hold; vLLM finds that after it has loaded the weights.
     """
     memory, config, flags = memory_of(checkpoint, command), load_config(checkpoint.directory), command.argv
     dtype = value_of(flags, "--dtype") or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
@@ -105,7 +108,12 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     stated = value_of(flags, "--max-model-len")
     fits = max(_BLOCK, (most // blocks.size - blocks.fixed) * blocks.tokens)
     context = int(stated) if stated.isdecimal() else min(longest, fits if fits < 1024 else fits // 1024 * 1024)
-    needed = blocks.bytes_for(context)
+    needed, rows = blocks.bytes_for(context), -(-context // blocks.tokens) * blocks.size
+    if memory.cache // ranks and rows > memory.cache // ranks:
+        raise ConfigError(
+            f"a context of {context} tokens takes {_gb(needed)} of cache, {_gb(memory.cache // ranks)} are given",
+            f"give a shorter --max-model-len, or --kv-cache-memory-bytes {needed}",
+        )
     cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES), max(2**30, 2 * needed)))
     limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
     if memory.cache or "--gpu-memory-utilization" in given_flags(flags):

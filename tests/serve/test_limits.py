@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,24 +23,40 @@ def drafting(tokens: int) -> list[str]:
     return ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": tokens})]
 
 
+def edited(config: str) -> str:
+    """config.json with a layer type that nobody knows."""
+    return config.replace("deepseek_sparse_attention", "convolution")
+
+
 @pytest.mark.parametrize(
-    ("mtp_layers", "layer_type", "flags", "words"),
+    ("keys", "edit", "flags", "words"),
     [
-        (1, "", drafting(6), "num_speculative_tokens is 6: linear attention keeps states for 1 to 5 drafts"),
-        (0, "", drafting(1), "the model has no MTP layer that could draft"),
-        (1, "", ["--tensor-parallel-size", "2"], "linear attention is not split among ranks on a CPU yet"),
-        (1, "convolution", [], "layer_types has 4 entries, expected 4 times one of linear_attention"),
+        ({}, str, drafting(6), "num_speculative_tokens is 6: linear attention keeps states for 1 to 5 drafts"),
+        ({"num_nextn_predict_layers": 0}, str, drafting(1), "the model has no MTP layer that could draft"),
+        ({}, str, ["--tensor-parallel-size", "2"], "linear attention is not split among ranks on a CPU yet"),
+        ({}, edited, [], "layer_types has 4 entries, expected 4 times one of linear_attention"),
+        ({"index_kpool": 8}, str, [], "index_kpool is 8, a CPU server pools 4 tokens"),
+        ({"index_kpool": None}, str, [], "index_kpool is 16, a CPU server pools 4 tokens"),  # as transformers reads it
+        ({}, str, ["--max-model-len", "512", "--kv-cache-memory-bytes", "90000"], "a context of 512 tokens takes "),
     ],
-    ids=["drafts", "no MTP layer", "ranks", "layer type"],
+    ids=["drafts", "no MTP layer", "ranks", "layer type", "pools of 8", "no size of pools", "context"],
 )
 def test_one_line_says_what_flash_is_not_served_with(
-    mtp_layers: int, layer_type: str, flags: list[str], words: str, tmp_path: Path
+    keys: dict[str, Any], edit: Callable[[str], str], flags: list[str], words: str, tmp_path: Path
 ) -> None:
-    model = with_floats(write_tiny_flash(tmp_path / "model", num_nextn_predict_layers=mtp_layers))
-    if layer_type:
-        path = model / "config.json"
-        path.write_text(path.read_text().replace("deepseek_sparse_attention", layer_type))
+    model = with_floats(write_tiny_flash(tmp_path / "model", **keys))
+    path = model / "config.json"
+    path.write_text(edit(path.read_text()))
     assert_one_clear_line(in_process("serve", model, "--dry-run", "--", *flags), 2, words)
+
+
+def test_the_cache_that_is_named_is_large_enough(tmp_path: Path) -> None:
+    model = with_floats(write_tiny_flash(tmp_path / "model"))
+    context = ["--max-model-len", "512", "--kv-cache-memory-bytes"]
+    refused = in_process("serve", model, "--dry-run", "--", *context, "90000")
+    (size,) = re.findall(r"--kv-cache-memory-bytes (\d+)", refused.stderr)
+    assert refused.returncode == 2 and int(size) > 90000
+    assert in_process("serve", model, "--dry-run", "--", *context, size).returncode == 0
 
 
 def test_what_vllm_reports_itself_is_left_to_it(tmp_path: Path) -> None:
