@@ -6,8 +6,10 @@ import importlib
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.command import environment
@@ -48,3 +50,25 @@ def test_a_peer_that_cannot_be_built_is_a_reason(tmp_path: Path, monkeypatch: py
     assert results.failed == {report.OURS: f"exit code 1: {log}"}
     row = report.per_second(results, [report.OURS, report.Q4], "decode", (1, command, "ms"), 1)
     assert row == "| decode | 1 | 10 | not run |  |" and len(results.foreign) == 1
+
+
+def test_ended_peers_leave_no_process(tmp_path: Path) -> None:
+    """bench_peers.py: its children and theirs, here those of the virtual environment that it makes first."""
+    command = [
+        sys.executable,
+        FOLDER / "bench_peers.py",
+        "--prepare",
+        "--work",
+        tmp_path,
+        "--engines",
+        "llama.cpp Q4_0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        started = psutil.Process(process.pid)
+        while process.poll() is None and len(started.children(recursive=True)) < 2:
+            time.sleep(0.05)
+        children = started.children(recursive=True)
+        process.terminate()
+        assert process.wait() == 143
+    assert len(children) > 1
+    assert not psutil.wait_procs(children, timeout=60)[1]
