@@ -35,7 +35,8 @@ def test_a_failed_step_does_not_end_the_others(tmp_path: Path, monkeypatch: pyte
     bad, odd = CheckFailedError("it is bad", "repair it"), RuntimeError("device-side assert")
     steps = step("first", "", bad), step("odd", "", odd), step("second"), step("third", SERVER)
     monkeypatch.setattr(acceptance_run, "STEPS", steps)
-    acceptance = Acceptance(tmp_path / "checkpoint", load("cpu"), tmp_path, url="http://127.0.0.1:9")
+    options = AcceptOptions(tmp_path / "checkpoint", profile="cpu", out=tmp_path, url="http://127.0.0.1:9")
+    acceptance = Acceptance(options, load("cpu"))
     results = {result.name: result for result in run(acceptance)}
     assert calls == ["first", "odd", "second"]
     first, serve = results["first"], results["serve"]

@@ -72,18 +72,9 @@ def accept(options: AcceptOptions, key: str, on_step: Callable[[StepResult], obj
 
 def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
     """Check the options; see `accept` for the errors."""
-    profile, url = load(options.profile), server_address(options.url) if options.url else ""
-    acceptance = Acceptance(
-        check_directory(Path(options.directory)).directory,
-        profile,
-        Path(options.out or f"accept-{options.profile}"),
-        here=bool(url) or profile.platform == CPU or on_ascend(),
-        url=url,
-        key=key,
-        minutes=options.minutes,
-        against=None if options.against is None else Path(options.against),
-        workload=options.workload,
-    )
+    profile, url = load(options.profile), options.url and server_address(options.url)
+    check_directory(Path(options.directory))
+    acceptance = Acceptance(options, profile, bool(url) or profile.platform == CPU or on_ascend(), key)
     roles = list(profile.roles.values())
     if acceptance.here and not url and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
         raise ConfigError(
@@ -134,8 +125,8 @@ def _about(acceptance: Acceptance) -> dict[str, Any]:
             files[-1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return {
         "checkpoint": str(acceptance.directory.resolve()), "files": files, "profile": acceptance.profile.name,
-        "against": str((acceptance.against or acceptance.directory).resolve()), "url": acceptance.url,
-        "minutes": acceptance.minutes, "workload": acceptance.load,
+        "against": str(acceptance.against.resolve()), "url": acceptance.options.url,
+        "minutes": acceptance.options.minutes, "workload": acceptance.load,
     }  # fmt: skip
 
 
@@ -157,15 +148,16 @@ def _result(name: str, function: Callable[[Acceptance], StepResult], need: str, 
 @contextmanager
 def _server(acceptance: Acceptance) -> Iterator[StepResult]:
     with ExitStack() as stack:
-        if not acceptance.url:
+        url = acceptance.options.url
+        if not url:
             limit = NPU_START_S if acceptance.on_npu else CPU_START_S
             options = ["--profile", acceptance.profile.name, "--host", "127.0.0.1"]
             log = acceptance.folder / "serve.log"
             port = stack.enter_context(server(acceptance.directory, log, options=options, start_timeout=limit))
-            acceptance.url = f"http://127.0.0.1:{port}"
-        client = Client(acceptance.url, timeout=ANSWER_S, key=acceptance.key)
+            url = f"http://127.0.0.1:{port}"
+        client = Client(server_address(url), timeout=ANSWER_S, key=acceptance.key)
         entry = client.entry()
         acceptance.client = replace(client, model=entry["id"])
         length = entry.get("max_model_len")
         figures = {"model": entry["id"], "max_model_len": length}
-        yield StepResult(OK, f"{acceptance.url} serves {entry['id']}, up to {length} tokens", figures)
+        yield StepResult(OK, f"{client.url} serves {entry['id']}, up to {length} tokens", figures)

@@ -9,9 +9,10 @@ from typing import Any
 
 from glm5_ascend.deploy.diagnosis.doctor import doctor
 from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING
+from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
-from glm5_ascend.engine_lines import CPU, SGLANG
+from glm5_ascend.engine_lines import CPU
 from glm5_ascend.errors import EXIT_OK, CheckFailedError, Glm5Error, MissingEnvironmentError
 from glm5_ascend.fidelity.api import run_evaluation
 from glm5_ascend.fidelity.options import EvaluateOptions
@@ -39,25 +40,31 @@ class Acceptance:
     """What is accepted, how, and what the steps leave for each other.
 
     Attributes:
-        directory: checkpoint. folder: for reports and logs.
         here: false if the profile needs an NPU, no server is given, and this machine has none.
-        url: address of a running server; empty to start one. key: its API key.
-        minutes: duration of the watch.
-        against: reference checkpoint of the evaluation; None: the checkpoint itself.
-        workload: of the load test, as `plan --workload`; None: a usual one.
+        key: API key of the server.
         client: of the server while it runs.
     """
 
-    directory: Path
+    options: AcceptOptions
     profile: Profile
-    folder: Path
     here: bool = True
-    url: str = ""
     key: str = ""
-    minutes: float = 10.0
-    against: Path | None = None
-    workload: str | None = None
     client: Client | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The checkpoint."""
+        return Path(self.options.directory)
+
+    @property
+    def folder(self) -> Path:
+        """Where reports and logs go."""
+        return Path(self.options.out or f"accept-{self.options.profile}")
+
+    @property
+    def against(self) -> Path:
+        """The reference of the evaluation."""
+        return Path(self.options.against or self.options.directory)
 
     @property
     def on_npu(self) -> bool:
@@ -66,12 +73,12 @@ class Acceptance:
     @property
     def load(self) -> str:
         """The workload of the load test."""
-        return self.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
+        return self.options.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
 
     @property
     def server(self) -> Client:
-        if self.client is None:
-            raise MissingEnvironmentError("no server runs", "see the step serve")
+        """The client, for the steps that are taken only while the server runs."""
+        assert self.client is not None
         return self.client
 
 
@@ -161,10 +168,8 @@ def run_smoke(acceptance: Acceptance) -> StepResult:
 
 def evaluate_server(acceptance: Acceptance) -> StepResult:
     """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
-    if acceptance.profile.engine == SGLANG:
-        return StepResult(WARNING, "SGLang gives no log-probabilities of prompts: nothing was compared")
-    against = acceptance.against or acceptance.directory
-    options = EvaluateOptions(url=acceptance.server.url, against=against, window=WINDOW, windows=WINDOWS)
+    url, against = acceptance.server.url, acceptance.against
+    options = EvaluateOptions(url=url, against=against, window=WINDOW, windows=WINDOWS)
     report = run_evaluation(options, key=acceptance.key)
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
@@ -203,7 +208,7 @@ def run_watch(acceptance: Acceptance) -> StepResult:
     """`watch --learn`, then `watch` for the given minutes with a poll every ten seconds."""
     client, file = acceptance.server, acceptance.folder / "canaries.json"
     reference = learn_canaries(client.url, file, timeout=client.timeout, key=client.key)
-    polls = max(2, round(acceptance.minutes * 6))
+    polls = max(2, round(acceptance.options.minutes * 6))
     report = watch(client.url, canaries=file, polls=polls, key=client.key, timeout=client.timeout)
     status = FAILED if report.exit_code != EXIT_OK or report.unreachable else WARNING if report.bad else OK
     counts = {"canaries": len(reference.canaries), "learnt_tokens_per_step": reference.tokens_per_step}
