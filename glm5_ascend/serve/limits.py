@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.serve.flags import value_of
-from glm5_ascend.serve.tensor_parallel import FLAG, ranks_of
 
+FLAG = "--tensor-parallel-size"
+#: Keys of config.json, and what a rank's part must be a multiple of: two rows of INT4 share a byte.
+_DIVIDED = {"num_attention_heads": 1, "intermediate_size": 1, "moe_intermediate_size": 2}
+_NOT_ON_CPU = (
+    "--data-parallel-size", "--pipeline-parallel-size", "--decode-context-parallel-size",
+    "--prefill-context-parallel-size", "--enable-expert-parallel",
+)  # fmt: skip
+OTHER_RANKS = f"use {FLAG}, which splits every expert, or several servers"
 #: Drafts of a step that linear attention was tested with; each has a state of its own.
 MOST_DRAFTS = 5
 #: Tokens of a pool of the released GLM-5.3-Flash; the server was tested with no other number.
 POOL = 4
+
+
+def ranks_of(argv: Sequence[str]) -> int:
+    """The number of ranks that a command line asks for by --tensor-parallel-size; 1 without it."""
+    text = value_of(argv, FLAG)
+    return int(text) if text.isdecimal() else 1
 
 
 def drafts_of(argv: Sequence[str]) -> int:
@@ -24,7 +37,11 @@ def drafts_of(argv: Sequence[str]) -> int:
 
 
 def refuse_flags(config: ModelConfig, argv: Sequence[str]) -> None:
-    """Raise `ConfigError` for flags, in normal form, that this model has no layers for, or that were not made right."""
+    """Raise `ConfigError` for flags, in normal form, that a server on a CPU does not have, or not for this model."""
+    for flag in _NOT_ON_CPU:
+        if flag in argv and value_of(argv, flag) != "1":
+            raise ConfigError(f"{flag} is not implemented for the CPU", OTHER_RANKS)
+    require_even_split({key: getattr(config, key) for key in _DIVIDED}, ranks_of(argv))
     drafts = drafts_of(argv)
     if _speculative(argv).get("method") == "mtp" and not config.num_nextn_predict_layers:
         raise ConfigError(f"{config.path}: the model has no MTP layer that could draft", "drop --speculative-config")
@@ -42,6 +59,17 @@ def refuse_flags(config: ModelConfig, argv: Sequence[str]) -> None:
         )
     if ranks_of(argv) > 1:
         raise ConfigError(f"{FLAG}: linear attention is not split among ranks on a CPU yet", f"drop {FLAG}")
+
+
+def require_even_split(config: Mapping[str, Any], ranks: int) -> None:
+    """Raise `ConfigError` if heads or widths of config.json do not divide among so many ranks."""
+    for key, multiple in _DIVIDED.items():
+        if ranks > 1 and config[key] % (ranks * multiple):
+            parts = f"{ranks} equal parts" if multiple == 1 else f"{ranks} equal parts of an even size"
+            raise ConfigError(
+                f"{FLAG} {ranks}: {key} {config[key]} of config.json does not divide into {parts}",
+                "give a divisor, at best the number of this machine's NUMA nodes",
+            )
 
 
 def _speculative(argv: Sequence[str]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.memory import FP32, cached_values
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
-from glm5_ascend.serve.limits import drafts_of
-from glm5_ascend.serve.tensor_parallel import ranks_of
+from glm5_ascend.serve.limits import drafts_of, ranks_of
 
 #: Bytes of the server's two processes before they load a model, and of the process of each rank of tensor parallel.
 _PROCESSES, _WORKER = 1_500_000_000, 700_000_000

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from glm5_ascend.errors import ConfigError
+from glm5_ascend.serve.limits import require_even_split
 from glm5_ascend.serve.local_server import free_port
-from glm5_ascend.serve.tensor_parallel import require_even_split
 from tests.support.command import environment
 from tests.support.server_process import wait_until_healthy
 from tests.support.tiny_model import tiny_config

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -18,7 +19,7 @@ from glm5_ascend.deploy.profiles.command import open_command, user_flags
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import command_facts
 from glm5_ascend.deploy.rules import facts as rule_facts
-from glm5_ascend.deploy.rules.load import BrokenRule, judge
+from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.config_json import spec_of
@@ -165,6 +166,13 @@ def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigErro
                 f"quantize with --recipe {profile.weights['recipe']}, or choose another profile",
             )
     return None
+
+
+def print_broken(broken: Collection[BrokenRule]) -> str:
+    """Print broken rules to stderr; returns the ids of those that are errors."""
+    for rule in broken:
+        print(f"{rule.level} {rule.id}: {rule.message} ({rule.source})\n  fix: {rule.fix}", file=sys.stderr)
+    return ", ".join(rule.id for rule in broken if rule.level == ERROR)
 
 
 def preflight(

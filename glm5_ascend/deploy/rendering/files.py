@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight
+from glm5_ascend.deploy.diagnosis.preflight import preflight, print_broken
 from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering.context import Files
 from glm5_ascend.deploy.rendering.values import PodValues
-from glm5_ascend.deploy.rules.load import ERROR
 from glm5_ascend.errors import ConfigError, OutputError, json_frame, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml
@@ -86,10 +84,8 @@ def _judge_server(profile: Profile, values: PodValues) -> None:
         for result in preflight(replace(profile, roles=roles), None, extra=server.flags)
         for rule in result.broken
     }
-    for rule in broken.values():
-        print(f"{rule.level} {rule.id}: {rule.message} ({rule.source})\n  fix: {rule.fix}", file=sys.stderr)
-    if errors := [rule.id for rule in broken.values() if rule.level == ERROR]:
-        raise ConfigError(f"server: known bad flags or variables ({', '.join(errors)})", "see the lines above")
+    if errors := print_broken(broken.values()):
+        raise ConfigError(f"server: known bad flags or variables ({errors})", "see the lines above")
 
 
 def rendered_texts(profile: Profile, target: str, model: str, values: PodValues = DEFAULTS) -> dict[str, str]:

@@ -11,8 +11,8 @@ from vllm.platforms.cpu import CpuPlatform
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.cores import BIND, physical_cores
+from glm5_ascend.serve.limits import OTHER_RANKS, require_even_split
 from glm5_ascend.serve.plugin import sampling, state_copies
-from glm5_ascend.serve.tensor_parallel import OTHER_RANKS, require_even_split
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
