@@ -7,6 +7,7 @@ in its role), RANK (of the server in its engine), LOCAL (number of the server on
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -29,14 +30,6 @@ _OWN = (
 PREFILL, DECODE, SERVER = "prefill", "decode", "server"
 _ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 _PORTS = {PREFILL: (9081, 12321, 30000), DECODE: (9900, 12400, 40000), SERVER: (8000, 12890, 0)}
-_MULTI_NODE = {
-    "HCCL_IF_IP": "$IP", "GLOO_SOCKET_IFNAME": "$NIC", "TP_SOCKET_IFNAME": "$NIC", "HCCL_SOCKET_IFNAME": "$NIC",
-    "HCCL_CONNECT_TIMEOUT": "3600", "HCCL_EXEC_TIMEOUT": "3600", "HCCL_TRANSFER_TIMEOUT": "600",
-}  # fmt: skip
-_PD_ENV = {
-    "ACL_OP_INIT_MODE": "1", "ASCEND_A3_ENABLE": "1", "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "480",
-    "ASCEND_RT_VISIBLE_DEVICES": "$DEVICES",
-}  # fmt: skip
 
 
 def roles(model: PlannedModel, layout: Layout, hardware: Hardware, context: int) -> dict[str, Role]:
@@ -75,13 +68,21 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
         args["additional-config"]["enable_mc2_hierarchy_comm"] = True  # experts' dies are joined by RoCE
     if name != SERVER:
         args["kv-transfer-config"] = _transfer(model, layout, name)
-    env = {**template.env, "HCCL_BUFFSIZE": str(engine.buffer_mb)}
-    env |= (_MULTI_NODE if nodes > 1 else {}) | (_PD_ENV if name != SERVER else {})
+    env = template.env | _environment(nodes > 1, name != SERVER) | {"HCCL_BUFFSIZE": str(engine.buffer_mb)}
     if engine.pp > 1:
         env["VLLM_PP_LAYER_PARTITION"] = partition(model, engine)
     if engine.index_cache:
         args["hf-overrides"] = {"use_index_cache": True, "index_topk_freq": 4}
     return Role(name, nodes, name != SERVER, port, env, args)
+
+
+def _environment(several_nodes: bool, apart: bool) -> dict[str, str]:
+    """What the profiles of several machines, and of prefill and decode apart, add to the one of a single machine."""
+    names = "a3-single-w4a8", "a3-2node", "a3-pd"
+    single, multi, pd = (next(iter(load(name).roles.values())).env for name in names)
+    added = {key: value for key, value in multi.items() if several_nodes and key not in single}
+    added |= {key: value for key, value in pd.items() if apart and key not in multi}
+    return {key: re.sub(r"\{(\w+)\}", lambda word: f"${word[1].upper()}", value) for key, value in added.items()}
 
 
 def partition(model: PlannedModel, engine: Engine) -> str:
