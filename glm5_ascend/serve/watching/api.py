@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, json_frame
 from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
+from glm5_ascend.report.header import without_login
 from glm5_ascend.serve.client import Client, server_address
 from glm5_ascend.serve.watching.canaries import ANSWER_S, SHIPPED, read_canaries
 from glm5_ascend.serve.watching.poll import FINDINGS, GOOD, SILENT, Poller, WatchPoll
 
 #: Seconds from one poll to the next.
 INTERVAL_S = 10.0
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass
@@ -71,8 +70,7 @@ class WatchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of `watch --json`."""
-        return {
-            "schema_version": 1, "command": "watch", "ok": self.exit_code == EXIT_OK, "exit_code": self.exit_code,
+        return json_frame("watch", self.exit_code) | {
             "url": self.url, "verdict": self.verdict, "polls": self.polls, "asked": self.outcomes.total(),
             "bad": self.bad, "unreachable": self.unreachable,
             "findings": {name: {"poll": poll, "says": text} for name, (poll, text) in self.findings.items()},
@@ -82,7 +80,7 @@ class WatchReport:
 
     def metrics(self) -> str:
         """The state as Prometheus' node exporter reads it. Thresholds over time are rules of Prometheus."""
-        url = _LOGIN.sub("", self.url).replace("\\", r"\\").replace('"', r"\"")
+        url = without_login(self.url).replace("\\", r"\\").replace('"', r"\"")
         samples: dict[str, dict[str, float]] = {
             "up": {"": self.last.reached},
             "last_poll_timestamp_seconds": {"": time.time()},
