@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, install
+from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve.versions import expected_packages
 from tests.contract.support.plain_attention import Attention
 from tests.contract.support.tiny_glm5 import SIZES
@@ -119,5 +120,5 @@ def test_our_triton_kernels_take_over_when_asked(run: Run, tmp_path: Path) -> No
 
 
 def test_a_choice_that_an_npu_does_not_have_is_refused(run: Run) -> None:
-    with pytest.raises(RuntimeError, match="GLM5_KERNELS=cpu: not for an NPU"):
+    with pytest.raises(CheckFailedError, match="GLM5_KERNELS=cpu: not for an NPU"):
         run(GLM5_KERNELS="cpu")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from itertools import product
 from typing import get_args
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import ServerPlace, command, script
+from glm5_ascend.deploy.profiles.command import ServerPlace, command
 from glm5_ascend.deploy.profiles.file import SwitchName
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, merge, names
 from glm5_ascend.engine_lines import SGLANG, VLLM
@@ -176,26 +175,6 @@ def test_an_unknown_profile_is_refused_with_a_guess() -> None:
     assert "did you mean a3-single-w4a8" in caught.value.tip
     with pytest.raises(ConfigError):
         load("atlas")  # what the others share is none itself
-
-
-def test_the_users_flags_win() -> None:
-    profile = load("a3-single-w4a8")
-    extra = ["--max_model_len=8192", "--no-enable-prefix-caching", "--additional-config", "{}"]
-    argv = command(profile, profile.role(None), ServerPlace(), "DIR", extra).argv
-    assert argv[-4:] == extra
-    assert "--max-model-len" not in argv and "--enable-prefix-caching" not in argv
-    assert argv.count("--additional-config") == 1
-
-
-def test_what_is_printed_is_what_runs() -> None:
-    profile = load("a3-1m")
-    built = command(profile, profile.role(None), ServerPlace(), "a dir's name", [])
-    lines = script(profile, built).splitlines()
-    code = [line for line in lines if not line.startswith("#")]
-    exported = dict(line.removeprefix("export ").split("=", 1) for line in code if line.startswith("export "))
-    assert {name: shlex.split(value)[0] for name, value in exported.items()} == built.env
-    joined = "\n".join(line for line in code if not line.startswith("export ")).replace("\\\n", "")
-    assert shlex.split(joined) == built.argv
 
 
 def test_merging_takes_away_what_is_null() -> None:

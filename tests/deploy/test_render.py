@@ -146,7 +146,7 @@ def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("profile", "target", "model"),
-    [("cpu", "k8s", "/m"), ("cpu", "compose", "/m"), ("a3-1m", "nomad", "/m"), ("a3-1m", "shell", "a b")],
+    [("cpu", "k8s", "/m"), ("cpu", "compose", "/m"), ("a3-1m", "nomad", "/m")],
 )
 def test_what_cannot_be_rendered_is_refused(profile: str, target: str, model: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -102,12 +102,3 @@ def test_a_node_that_the_role_does_not_have(node: str, tmp_path: Path) -> None:
         assert done.returncode == 2 and done.stdout == "", done.stdout
         assert done.stderr == f"error: NODE={node}: not a number from 0 to 1\n"
     assert not list(Path.cwd().glob("executed"))
-
-
-@pytest.mark.parametrize("node", ["0", "1", "01"])
-def test_a_node_that_it_has(node: str, tmp_path: Path) -> None:
-    render("a3-2node", "shell", out=tmp_path / "shell")
-    for script in (tmp_path / "shell").glob("serve-*.sh"):
-        done = run_script(script, tmp_path, NODE=node, HEAD="10.0.0.1", IP="10.0.0.2", NIC="eth0")
-        assert done.returncode == 0 and "serve" in done.stdout, done.stderr
-        assert ("--headless" in done.stdout) == (int(node) > 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
@@ -54,15 +53,6 @@ def test_bad_content(kind: str, tmp_path: Path) -> None:
         assert str(path) in raised.value.message and expected in raised.value.message
         assert len(raised.value.message) < 400 and raised.value.message.isprintable() and raised.value.tip
     assert not (tmp_path / "executed").exists()
-
-
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    for make in (os.mkfifo, os.mkdir, lambda target: os.symlink("/dev/zero", target)):
-        path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
-        make(path)
-        with pytest.raises(RecipeError, match="not a regular file"):
-            load_recipe(path)
 
 
 def test_a_long_file_is_not_parsed(tmp_path: Path) -> None:

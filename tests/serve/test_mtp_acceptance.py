@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.serve.support import tiny_checkpoints
-
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
@@ -44,30 +42,6 @@ def test_rotated_checkpoint_keeps_its_acceptance(
     assert after >= 0.9 * before, f"acceptance {before:.3f} fell to {after:.3f}"
 
 
-@pytest.fixture(scope="module")
-def guessable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The random model made easy to draft, if and only if the draft sees diag(g) times the normalised hidden state.
-
-    Layers matter little, so the next token follows from the last one; eh_proj passes the embedding on and adds some
-    diag(1/g) times the hidden state: little noise after diag(g), a lot without it.
-    """
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    target = tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("guessable"))
-    tensors = load_file(target / "model.safetensors")
-    g = torch.randn(tensors["model.norm.weight"].shape, generator=torch.Generator().manual_seed(1)).exp()
-    for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor *= 0.02
-        if name == "model.norm.weight" or name.endswith("shared_head.norm.weight"):
-            tensor.copy_(g)
-        if name.endswith("eh_proj.weight"):
-            tensor.copy_(torch.cat([torch.eye(len(g)), 0.2 * torch.diag(1 / g)], dim=1))
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    return target
-
-
 def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> Path:
     """A checkpoint rotated with I: norms are folded into the heads, `rot` = diag(g), all tensors FLOAT."""
     import torch
@@ -89,20 +63,6 @@ def folded(source: Path, target: Path, *, is_rot_used: bool, has_rot: bool) -> P
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     (target / "quant_model_description.json").write_text(json.dumps(description))
     return target
-
-
-@pytest.mark.long
-def test_acceptance_depends_on_rot(run_engine: Any, guessable: Path, prompts: list[list[int]], tmp_path: Path) -> None:
-    with_rot = folded(guessable, tmp_path / "with", is_rot_used=True, has_rot=True)
-    without = folded(guessable, tmp_path / "without", is_rot_used=False, has_rot=False)
-    fp32 = {"dtype": "float32"}
-    tokens, plain = drafts_of(run_engine, guessable, prompts, **fp32)
-    tokens_rot, rate_rot = drafts_of(run_engine, with_rot, prompts, quantization="ascend", **fp32)
-    tokens_without, rate_without = drafts_of(run_engine, without, prompts, quantization="ascend", **fp32)
-    assert tokens == tokens_rot == tokens_without
-    assert plain > 0.5
-    assert abs(rate_rot - plain) < 0.02
-    assert rate_without < plain - 0.1
 
 
 @pytest.mark.parametrize(("is_rot_used", "has_rot"), [(True, False), pytest.param(False, True, marks=pytest.mark.long)])

@@ -232,14 +232,6 @@ def test_a_draft_that_inherits_the_quantization_is_judged() -> None:
     assert "S2" not in broken_ids({**HEALTHY, **of_sglang_command(argv, {})})
 
 
-def test_the_users_flags_are_judged_too() -> None:
-    role = load("a3-single-w4a8").role(None)
-    extra = ["--decode-context-parallel-size=4", "--additional-config", '{"enable_dsa_cp": true}', "--enforce-eager"]
-    facts = {**HEALTHY, **of_command(open_command(role, "DIR", normal_form(extra, TABLE)).argv, {})}
-    assert facts["graph"] == "NONE"
-    assert {"P13", "P48", "P37", "P63", "P76"} == broken_ids(facts)
-
-
 def test_the_old_variable_counts_where_the_key_is_not_given() -> None:
     argv = ["vllm", "serve", "DIR"]
     assert of_command(argv, {"VLLM_ASCEND_ENABLE_FLASHCOMM1": "1"})["flashcomm1"] is True
