@@ -8,7 +8,6 @@ DEMO ?= work/demo
 LIBRARY := kernels/glm5_kernels/libglm5_kernels.so
 CPP := $(wildcard kernels/csrc/*.cpp kernels/csrc/*.h kernels/csrc/simd/*.h)
 
-KERNEL_TOOLS ?= work/kernel-tools
 EMULATED ?= work/aarch64
 TEST_PROCESSES ?= 2
 NEWEST ?= work/newest
@@ -16,7 +15,7 @@ NEWEST ?= work/newest
 COVERAGE ?=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
 
-.PHONY: help kernels install-cpu install-dev constraints demo test test-all test-asan test-tsan test-contract test-aarch64 test-newest prove-kernels lint style bench build wheels clean
+.PHONY: help kernels install-cpu install-dev constraints demo test test-all test-asan test-tsan test-contract test-aarch64 test-newest lint style bench build wheels clean
 
 help:
 	@echo "make demo         install, write the demo model, quantize it to W4A8, verify, serve, chat"
@@ -26,7 +25,6 @@ help:
 	@echo "make test-asan    the C++ kernels under the address and undefined behaviour sanitizers; make test-tsan: races"
 	@echo "make test-newest  tests that need no vLLM, with the newest torch and transformers of PyPI, in $(NEWEST)"
 	@echo "make test-aarch64 ops and quantizer as an ARM host runs them, under qemu (1.2 GB from Debian and PyPI)"
-	@echo "make prove-kernels  the Triton kernels on three levels, as a table (compilers from PyPI)"
 	@echo "make lint         ruff, mypy and clang-format"
 	@echo "make bench        what each recipe costs in accuracy, as a table (all numbers: benchmarks/README.md)"
 	@echo "make kernels      the C++ kernels of this checkout, after a change in kernels/csrc"
@@ -84,9 +82,6 @@ test-newest:
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e ".[dev]"
 	$(NEWEST)/bin/python -m pip list | grep -E "^(torch|transformers|safetensors|numpy) "
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not (long or contract or server)" $(PYTEST_ARGS)
-
-prove-kernels: $(VENV)/.dev
-	PYTHONPATH=.:kernels $(BIN)/python -m tests.proof.table $(KERNEL_TOOLS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -4,5 +4,5 @@
 2. `lowering`, `structure`: lowered by Triton-Ascend's own compiler, and what the result must look like.
 3. `device_compiler`: the lowered text through the device's own compiler.
 
-`levels` runs one level of one op in a process of its own, `table` all of them.
+`levels` runs one level of one op in a process of its own.
 """

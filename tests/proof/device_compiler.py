@@ -79,12 +79,6 @@ class Compiled:
             if size > MEMORIES[space]
         ]
 
-    def in_words(self) -> str:
-        """Memory use, for the table."""
-        return "; ".join(
-            f"{NAMES[s]} {size / 1024:.0f} of {MEMORIES[s] // 1024} KiB" for s, size in self.used().items()
-        )
-
 
 class DeviceCompiler:
     """`bishengir-compile`, in `folder`.

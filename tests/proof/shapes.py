@@ -19,14 +19,6 @@ HEADS, RANK, ROPE, Q_LORA, HIDDEN = 64, 512, 64, 2048, 6144
 INDEX_HEADS, INDEX_DIM, TOPK, BLOCK = 32, 128, 2048, 128
 #: Decode: a long request, one shorter than TOPK, and one without a key.
 LENGTHS = (4096, 300, 0)
-#: What the real cases are, for the table.
-IN_WORDS = {
-    "lightning_indexer": "32 heads of 128, top 2048 of 4096, pages of 128, bf16",
-    "lightning_indexer_quant": "the same in int8",
-    "sparse_flash_attention": "64 heads, 512 + 64, 2048 rows, pages of 128, bf16",
-    "sparse_flash_attention_quant": "the same from packed rows of 656 bytes",
-    "mla_preprocess": "6144 -> 2048 / 512 + 64 -> 64 heads, dynamic and static W8A8",
-}
 #: Cases that take the interpreter minutes.
 SLOW = ("prefill", "chunk", "40 tokens", "8 tokens")
 

@@ -27,14 +27,6 @@ class Expected:
     rows: tuple[str, ...] = ()
     single: int = 0
 
-    def in_words(self) -> str:
-        """For the table."""
-        words = [f"runs on {self.mix_mode}", *self.matmuls]
-        words += [f"copies rows {row}" for row in self.rows]
-        if self.single:
-            words.append(f"{self.single} loops over single elements")
-        return "; ".join([*words, "no library call"])
-
 
 #: At GLM-5's real sizes, by kernel and quant mode.
 EXPECTED = {
