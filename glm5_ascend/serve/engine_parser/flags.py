@@ -21,9 +21,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 _WORDS = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
-def main(out: Path, engine: str) -> None:
+def main() -> None:
     """Build the engine's parser as its server does and write its flags to a file."""
-    out.write_text(json.dumps(sglang_flags() if engine == "sglang" else vllm_flags()))
+    out, engine = sys.argv[1:]
+    Path(out).write_text(json.dumps(sglang_flags() if engine == "sglang" else vllm_flags()))
 
 
 def vllm_flags() -> dict[str, Any]:
@@ -141,4 +142,4 @@ def type_of_hint(hint: Any, seen: tuple[Any, ...]) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main()

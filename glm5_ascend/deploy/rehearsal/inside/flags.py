@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 from glm5_parser.flags import main
 
@@ -13,4 +11,4 @@ if __name__ == "__main__":
         from . import machine
 
         machine.prepare()
-    main(Path(sys.argv[1]), sys.argv[2])
+    main()
