@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.model.config_file import quantization_name, read_config
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_model import tiny_config, write_tiny_model
+from tests.support.tiny_model import edited_tensors, tiny_config, write_tiny_model
 
-SHARD = "model-00001-of-00001.safetensors"
 FP4 = {"weight": {"dtype": "fp4", "group_size": 32}}
 HF_QUANT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
 INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}
@@ -148,9 +146,8 @@ def packed(tensors: dict[str, torch.Tensor], suffix: str, extra: str) -> None:
 def test_stored_dtypes_and_names_are_asked_before_shapes(suffix: str, extra: str, words: str, tmp_path: Path) -> None:
     """A config.json from which the quantization was removed."""
     write_tiny_model(tmp_path / "model", index=False)
-    tensors = load_file(tmp_path / "model" / SHARD)
-    packed(tensors, suffix, extra)
-    save_file(tensors, tmp_path / "model" / SHARD)
+    with edited_tensors(tmp_path / "model") as tensors:
+        packed(tensors, suffix, extra)
     with pytest.raises(Glm5Error) as caught:
         open_source(tmp_path / "model")
     assert words in caught.value.message and "bf16" in caught.value.tip

@@ -15,9 +15,8 @@ from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.support.tiny_model import SHARD, SHARED_INDEXER, write_tiny_model
 
-SHARD = "model-00001-of-00001.safetensors"
 MTP = "model.layers.3."
 Tensors = dict[str, torch.Tensor]
 

@@ -16,15 +16,12 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.names import find_weights
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
-from tests.support.tiny_model import fp8_blocks, write_tiny_model
-
-SHARD = "model-00001-of-00001.safetensors"
+from tests.support.tiny_model import SHARD, edited_tensors, fp8_blocks, write_tiny_model
 
 
 def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    tensors = load_file(directory / SHARD)
-    change(tensors)
-    save_file(tensors, directory / SHARD)
+    with edited_tensors(directory) as tensors:
+        change(tensors)
     return directory
 
 
@@ -125,9 +122,8 @@ def test_quantized_source_is_refused(tiny_w4a8: Path) -> None:
 def split_mtp(tmp_path: Path) -> Path:
     """The MTP layer (3) in a shard of its own that the index does not list."""
     write_tiny_model(tmp_path)
-    tensors = load_file(tmp_path / SHARD)
-    mtp = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith("model.layers.3.")}
-    save_file(tensors, tmp_path / SHARD)
+    with edited_tensors(tmp_path) as tensors:
+        mtp = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith("model.layers.3.")}
     save_file(mtp, tmp_path / "mtp.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, SHARD)}))

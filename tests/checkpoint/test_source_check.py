@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.support.tiny_model import SHARED_INDEXER, edited_tensors, write_tiny_model
 from tests.verify.faults import keys, texts
 from tests.verify.faults.row import QUICK, Linked, Row
 
-SHARD = "model-00001-of-00001.safetensors"
 #: Some of the faults of verify's table that a source can have: what is copied, or written from it.
 FAULTS = [
     row
@@ -29,8 +27,8 @@ FAULTS = [
 def with_tensors(directory: Path, *names: str, **config: object) -> QuantizeOptions:
     """A job on a tiny model that has these tensors as well."""
     write_tiny_model(directory, index=False, **config)
-    tensors = load_file(directory / SHARD) | {name: torch.ones(2) for name in names}
-    save_file(tensors, directory / SHARD)
+    with edited_tensors(directory) as tensors:
+        tensors |= {name: torch.ones(2) for name in names}
     return QuantizeOptions(directory, directory.parent / "out")
 
 

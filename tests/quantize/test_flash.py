@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.fidelity import evaluate
@@ -22,14 +21,13 @@ from tests.support.tiny_flash import (
     with_floats,
     write_tiny_flash,
 )
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import SHARD, edited_tensors, write_tiny_model
 
 Quantized = Callable[..., Path]
 LAYERS = "model.language_model.layers."
 EXPERT_TYPES = {
     "flash-w4a8": "W4A8_DYNAMIC", "flash-w8a8": "W8A8_DYNAMIC", "flash-w4a8-best": "W4A8_DYNAMIC",
 }  # fmt: skip
-SHARD = "model-00001-of-00001.safetensors"
 
 
 def description(directory: Path) -> dict[str, Any]:
@@ -136,20 +134,19 @@ def test_keys_that_transformers_leaves_out_are_stated(tmp_path: Path) -> None:
 
 def fused(source: Path, transposed: bool = False) -> None:
     """Store experts and convolutions of each layer as transformers holds them, or experts along the wrong axis."""
-    tensors = load_file(source / SHARD)
-    for first in [name for name in tensors if ".q_conv1d." in name]:
-        convolutions = [tensors.pop(first.replace(".q_", f".{side}_")) for side in "qkv"]
-        tensors[first.replace(".q_", ".")] = torch.cat(convolutions)
-    experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
-    for layer in range(1, 5):
-        prefix = f"{LAYERS}{layer}.mlp.experts."
-        gate, up, down = (
-            torch.stack([experts[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
-            for linear in ("gate_proj", "up_proj", "down_proj")
-        )
-        stacks = {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
-        tensors |= {n: x.transpose(1, 2).contiguous() if transposed else x for n, x in stacks.items()}
-    save_file(tensors, source / SHARD, {"format": "pt"})
+    with edited_tensors(source) as tensors:
+        for first in [name for name in tensors if ".q_conv1d." in name]:
+            convolutions = [tensors.pop(first.replace(".q_", f".{side}_")) for side in "qkv"]
+            tensors[first.replace(".q_", ".")] = torch.cat(convolutions)
+        experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
+        for layer in range(1, 5):
+            prefix = f"{LAYERS}{layer}.mlp.experts."
+            gate, up, down = (
+                torch.stack([experts[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
+                for linear in ("gate_proj", "up_proj", "down_proj")
+            )
+            stacks = {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
+            tensors |= {n: x.transpose(1, 2).contiguous() if transposed else x for n, x in stacks.items()}
     (source / "model.safetensors.index.json").unlink()
 
 
@@ -168,8 +165,9 @@ def without(*names: str) -> Callable[[Path], None]:
     """Remove tensors of a source with one shard."""
 
     def edit(source: Path) -> None:
-        tensors = {name: x for name, x in load_file(source / SHARD).items() if name not in names}
-        save_file(tensors, source / SHARD, {"format": "pt"})
+        with edited_tensors(source) as tensors:
+            for name in names:
+                del tensors[name]
         (source / "model.safetensors.index.json").unlink()
 
     return edit
@@ -189,9 +187,9 @@ def cut_off(source: Path) -> None:
 
 
 def smaller_tower_tensor(source: Path) -> None:
-    tensors = load_file(source / SHARD)
-    name = "model.visual.blocks.1.attn.qkv.weight"
-    save_file(tensors | {name: tensors[name][:-4].clone()}, source / SHARD, {"format": "pt"})
+    with edited_tensors(source) as tensors:
+        name = "model.visual.blocks.1.attn.qkv.weight"
+        tensors[name] = tensors[name][:-4].clone()
 
 
 def flat_config(source: Path) -> None:

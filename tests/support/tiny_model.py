@@ -7,7 +7,8 @@ that whatever takes a real checkpoint takes this one. torch, safetensors and tok
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ SHARED_INDEXER: dict[str, Any] = {
     "index_skip_topk_offset": 3,
     "indexer_types": ["full", "full", "full", "shared"],
 }
+#: The only shard of a model, as long as no number of shards is asked for.
+SHARD = "model-00001-of-00001.safetensors"
 FP8_BLOCK = 128
 FP8_KEYS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
 
@@ -150,6 +153,16 @@ def write_random_model(
     if tokenizer:
         write_tokenizer(directory)
     return directory
+
+
+@contextmanager
+def edited_tensors(directory: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a model with one shard, to be changed in place; its index stays as it is."""
+    from safetensors.torch import load_file, save_file
+
+    tensors: dict[str, torch.Tensor] = load_file(directory / SHARD)
+    yield tensors
+    save_file(tensors, directory / SHARD, {"format": "pt"})
 
 
 def _random_tensors(directory: Path, mtp_copies: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:

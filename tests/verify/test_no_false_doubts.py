@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.verify import verify
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import edited_tensors, write_tiny_model
 
 Quantized = Callable[..., Path]
 LAYER = "model.layers.1."
@@ -54,10 +53,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sources_by_name = {}
     for edit in (dead, extreme):
         source = sources_by_name[edit.__name__] = write_tiny_model(tmp_path_factory.mktemp("odd") / edit.__name__)
-        shard = source / "model-00001-of-00001.safetensors"
-        tensors = load_file(shard)
-        edit(tensors)
-        save_file(tensors, shard)
+        with edited_tensors(source) as tensors:
+            edit(tensors)
     return sources_by_name
 
 
@@ -74,10 +71,8 @@ def test_odd_sources(kind: str, recipe: str, sources: dict[str, Path], tiny_quan
 def test_the_source_takes_a_doubt_back(tiny_quantized: Quantized, tmp_path: Path) -> None:
     """A weight 10^6 times its neighbours is most likely damage; the source says that it is not."""
     source = write_tiny_model(tmp_path / "source")
-    shard = source / "model-00001-of-00001.safetensors"
-    tensors = load_file(shard)
-    tensors[f"{LAYER}self_attn.q_b_proj.weight"][2, 2] = 1e6
-    save_file(tensors, shard)
+    with edited_tensors(source) as tensors:
+        tensors[f"{LAYER}self_attn.q_b_proj.weight"][2, 2] = 1e6
     out = tiny_quantized("rtn-w4a8", source)
     assert [finding.id for finding in verify(out).findings] == ["value.scale_range"]
     assert not verify(out, against=source).findings
@@ -88,9 +83,7 @@ def test_a_router_of_zeros_where_every_expert_is_chosen(
     chosen_experts: int, tiny_quantized: Quantized, tmp_path: Path
 ) -> None:
     source = write_tiny_model(tmp_path / "source", num_experts_per_tok=chosen_experts)
-    shard = source / "model-00001-of-00001.safetensors"
-    tensors = load_file(shard)
-    tensors[f"{LAYER}mlp.gate.weight"][:] = 0
-    save_file(tensors, shard)
+    with edited_tensors(source) as tensors:
+        tensors[f"{LAYER}mlp.gate.weight"][:] = 0
     findings = verify(tiny_quantized("rtn-w4a8", source)).findings
     assert {finding.id for finding in findings} == (set() if chosen_experts == 4 else {"value.all_zero"})

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from glm5_ascend.verify import verify
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import edited_tensors, write_tiny_model
 from tests.verify.support.editor import PROVENANCE, Checkpoint
 
 Quantized = Callable[..., Path]
@@ -40,10 +39,8 @@ def test_a_dead_channel_hides_no_other_damage(
 ) -> None:
     """A column of a dead channel that holds other values, and a live column that was emptied, are both found."""
     source = write_tiny_model(tmp_path / "dead")
-    shard = source / "model-00001-of-00001.safetensors"
-    tensors = load_file(shard)
-    tensors[f"{UP}.weight"][row] = 0
-    save_file(tensors, shard)
+    with edited_tensors(source) as tensors:
+        tensors[f"{UP}.weight"][row] = 0
     checkpoint = Checkpoint(editable(tiny_quantized("w8a8", source)))
     weight = checkpoint.read(f"{DOWN}.weight").clone()
     weight[:, column] = weight[:, 9] if column == row else 0

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.test_nonsense import ANSWER, PAGE, TABLE, with_bytes
 from tests.support.command import in_process
-from tests.support.tiny_model import write_calibration, write_tiny_model
+from tests.support.tiny_model import SHARD, edited_tensors, write_calibration, write_tiny_model
 
 Edit = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,14 +50,12 @@ def test_it_is_refused_by_name_and_nothing_is_published(
     name: str, edit: Edit, fault: str, dtype: str, recipe: str, tmp_path: Path
 ) -> None:
     source, calib = write_tiny_model(tmp_path / "source", dtype=dtype), write_calibration(tmp_path / "calib.jsonl")
-    (path,) = [path for path in source.glob("*.safetensors") if name in load_file(path)]
-    tensors = load_file(path)
-    tensors[name] = edit(tensors[name])
-    save_file(tensors, path, metadata={"format": "pt"})
+    with edited_tensors(source) as tensors:
+        tensors[name] = edit(tensors[name])
     small = [] if recipe == "rtn-w4a8" else ["--calib", calib, "--samples", 2]
     done = in_process("quantize", source, tmp_path / "out", "--recipe", recipe, "--quiet", *small)
     assert done.returncode == 2, done.stderr
-    assert f"{path}: {name}: {fault}" in done.stderr
+    assert f"{source / SHARD}: {name}: {fault}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -66,10 +63,8 @@ def test_it_is_refused_by_name_and_nothing_is_published(
 def test_inputs_that_are_too_large_name_the_linear(tmp_path: Path) -> None:
     """Finite gains, but the squares of what comes of them are not: GPTQ has no matrix to factor."""
     source, calib = write_tiny_model(tmp_path / "source", dtype="float32"), write_calibration(tmp_path / "calib.jsonl")
-    (path,) = source.glob("*.safetensors")
-    tensors = load_file(path)
-    tensors["model.layers.1.post_attention_layernorm.weight"][:] = 3e9
-    save_file(tensors, path, metadata={"format": "pt"})
+    with edited_tensors(source) as tensors:
+        tensors["model.layers.1.post_attention_layernorm.weight"][:] = 3e9
     small = ["--calib", calib, "--samples", 2, "--quiet"]
     done = in_process("quantize", source, tmp_path / "out", "--recipe", "w8a8-best", *small)
     assert done.returncode == 2 and "down_proj: the calibration texts give it inputs that are too large" in done.stderr
