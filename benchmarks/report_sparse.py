@@ -35,7 +35,7 @@ from glm5_ascend.fidelity.evaluation.windows import read_windows
 
 RECIPES = ("w8a8", "w8a8c8", "w4a8", "w4a8-best")
 #: Texts that the indexers learn from: each is read `PASSES` times.
-TRAINING_TEXTS, TRAINING_LENGTH, PASSES = 24, 1024, 2
+TRAINING_TEXTS, TRAINING_LENGTH, PASSES = 12, 1024, 2
 LEARNING_RATE = 1e-3
 
 
