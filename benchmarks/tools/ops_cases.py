@@ -118,16 +118,15 @@ def kda(sequences: int, tokens: int) -> Case:
     written[:, -1] = slots
     starts = torch.arange(sequences + 1).int() * tokens
     operands = q, k, v, torch.zeros(count, *heads), torch.zeros(count, HEADS), states, starts, slots, written.flatten()
-    work = 6.0 * count * HEADS * INDEX_DIM**2, (torch.float32,)  # the sum that is read, the rank-one update, the output
+    work = 6.0 * count * HEADS * INDEX_DIM**2, FLOATS[:1]  # the sum that is read, the rank-one update, the output
     return Case("kda", f"B={sequences} n={tokens}", operands, relative, 1e-2, 2.0 * 4 * states.numel(), [work])
 
 
 def residual_streams(tokens: int) -> Case:
     """A half layer of GLM-5.3-Flash: 4 streams of 4096."""
-    operands = mhc_operands(tokens, 4, FLASH_HIDDEN, torch.bfloat16, True, torch.Generator().manual_seed(0))
-    operands = operands[0].float(), *operands[1:]
-    row = 4 * FLASH_HIDDEN
-    work = 2.0 * tokens * row * (24 + 4 + 1), (torch.float32,)  # the maps, the mixing, the reading
+    streams, *others = mhc_operands(tokens, 4, FLASH_HIDDEN, torch.bfloat16, True, torch.Generator().manual_seed(0))
+    operands, row = (streams.float(), *others), 4 * FLASH_HIDDEN
+    work = 2.0 * tokens * row * (24 + 4 + 1), FLOATS[:1]  # the maps, the mixing, the reading
     return Case("mhc", f"T={tokens}", operands, relative, 1e-5, 4.0 * row * (24 + 2 * tokens), [work])
 
 

@@ -23,6 +23,8 @@ WEATHER = {
     },
 }
 NO_TOOLS = "the chat template has no place for tools"
+#: Below the ids of the real GLM-5's special tokens, of which every prompt has some: another model has none above.
+LARGE_ID = 100_000
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
 #: Tokens of an answer that is asked for again because a thought filled the first one's.
@@ -91,6 +93,21 @@ def conversation(turns: int) -> list[dict[str, Any]]:
         messages += user(f"What is {a} + {b}?")
         messages.append({"role": "assistant", "content": f"{a} + {b} = {a + b}."})
     return messages
+
+
+def judged(client: Client, question: str, right: str, content: str) -> str:
+    """The status of an answer to a canary.
+
+    A wrong sum fails: the real GLM-5 makes none. It is a warning if the answer is a sum of the question's numbers, and
+    the prompt's ids show a model with a smaller vocabulary, which may be too small to add.
+    """
+    if right in content:
+        return OK
+    asked = question.removeprefix("What is ").removesuffix("?")
+    if f"{asked} =" not in content or degenerate(content) or any(mark in content for mark in MARKUP):
+        return FAILED
+    ids = client.chat(user(question), max_tokens=1, return_token_ids=True).prompt_ids
+    return WARNING if ids and max(ids) < LARGE_ID else FAILED
 
 
 def markup_in(answer: Answer) -> list[str]:

@@ -20,6 +20,7 @@ from glm5_ascend.serve.asking import (
     ask,
     conversation,
     degenerate,
+    judged,
     markup_in,
     same_prompt,
     takes_tools,
@@ -54,18 +55,20 @@ def verdict(results: Sequence[SmokeResult]) -> str:
 
 
 def canary(client: Client) -> SmokeResult:
-    wrong, unfinished = [], []
+    wrong, unfinished, statuses = [], [], {OK}
     for question, right in CANARIES.items():
         answer = ask(client, user(question))
         content = answer.content
         if note := unfinished_thought(answer):
             unfinished.append(f"{question} -> {note}")
-        elif right not in content:
+            statuses.add(WARNING)
+        elif (status := judged(client, question, right, content)) != OK:
+            statuses.add(status)
             wrong.append(f"{question} -> {content.strip()[:60]!r}" + (" (degenerate)" if degenerate(content) else ""))
     good = len(CANARIES) - len(wrong) - len(unfinished)
     detail = f"{good} of {len(CANARIES)} right" + "".join(f"; {line}" for line in wrong + unfinished)
-    status = FAILED if wrong else WARNING if unfinished else OK
-    return SmokeResult(status, detail, {"right": good, "asked": len(CANARIES)})
+    worst = next(status for status in (FAILED, WARNING, OK) if status in statuses)
+    return SmokeResult(worst, detail, {"right": good, "asked": len(CANARIES)})
 
 
 def tool_call(client: Client) -> SmokeResult:
@@ -102,9 +105,10 @@ def streaming(client: Client) -> SmokeResult:
     answer = ask(client, user(question), stream=True)
     if answer.chunks > 1 and (note := unfinished_thought(answer)):
         return SmokeResult(WARNING, f"{answer.chunks} pieces, {note}")
-    good = right in answer.content and answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
+    whole = answer.chunks > 1 and answer.finish == "stop" and answer.completion_tokens > 0
+    status = judged(client, question, right, answer.content) if whole else FAILED
     detail = f"{answer.chunks} pieces, {answer.completion_tokens} tokens, finish_reason {shown(answer.finish)}"
-    return SmokeResult(OK if good else FAILED, detail if good else f"{detail}, text {answer.content[:60]!r}")
+    return SmokeResult(status, detail if status == OK else f"{detail}, text {answer.content[:60]!r}")
 
 
 def long_prompt(client: Client) -> SmokeResult:

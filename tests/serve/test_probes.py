@@ -12,7 +12,7 @@ from glm5_ascend.serve.asking import CANARIES, SmokeResult
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.smoke import passes, run, verdict
 from glm5_ascend.serve.watching.api import watch
-from tests.serve.support.stub import healthy, stub_server
+from tests.serve.support.stub import healthy, stub_server, wrong_sums
 from tests.support.command import in_process
 
 Message = dict[str, Any]
@@ -121,6 +121,25 @@ def test_a_fault_fails_its_check_alone(fault: str) -> None:
         results = run(Client(url))
     assert failures(results) == checks, results
     assert verdict(results).startswith("failed: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "largest_id", "status"),
+    [
+        (wrong_sums, 1023, "warning"),
+        (wrong_sums, 154_827, "failed"),
+        (lambda body: healthy(body) | {"content": "I am Anna."}, 1023, "failed"),
+        (lambda body: wrong_sums(body) | {"content": "47 + 38 =" + " 7" * 40}, 1023, "failed"),
+    ],
+    ids=["a small model", "GLM-5", "another answer", "degenerate"],
+)
+def test_a_model_that_is_too_small_to_add_is_a_warning(answer: Respond, largest_id: int, status: str) -> None:
+    """Sums prove nothing about the server of a small model; of GLM-5 a wrong one proves a fault."""
+    with stub_server(respond=answer, largest_id=largest_id) as url:
+        results = {result.check: result for result in run(Client(url))}
+    assert results["canary answers"].status == results["streaming"].status == status, results
+    assert passes(list(results.values())) is (status == "warning")
+    assert results["canary answers"].values["right"] == 0
 
 
 def test_a_character_that_max_tokens_cuts_is_no_fault() -> None:

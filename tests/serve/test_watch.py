@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve.client import Answer, Client
 from glm5_ascend.serve.mtp import MtpCounts
 from glm5_ascend.serve.watching.api import WatchReport, watch
@@ -15,7 +16,7 @@ from glm5_ascend.serve.watching.canaries import Canary, CanarySet, learn_canarie
 from glm5_ascend.serve.watching.poll import SILENT, Poller, WatchPoll
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.fault_proxy import FAULTS, FaultProxy, spoiled
-from tests.serve.support.stub import stub_server
+from tests.serve.support.stub import stub_server, wrong_sums
 from tests.support.command import assert_one_clear_line, glm5_ascend, in_process
 
 BAD = [
@@ -137,6 +138,22 @@ def test_learning_from_a_broken_server_fails(stub: str, tmp_path: Path) -> None:
     with spoiled(FaultProxy(stub, "noise")) as url:
         done = in_process("watch", url, "--learn", tmp_path / "canaries.json")
     assert done.returncode == 1 and "not healthy" in done.stderr and not (tmp_path / "canaries.json").exists()
+
+
+@pytest.mark.parametrize("largest_id", [1023, 154_827], ids=["a small model", "GLM-5"])
+def test_a_wrong_sum_is_learnt_of_a_small_model_only(largest_id: int, tmp_path: Path) -> None:
+    """Its steady answer is expected then, and another one is found."""
+    file = tmp_path / "canaries.json"
+    with stub_server(respond=wrong_sums, largest_id=largest_id) as url:
+        if largest_id > 150_000:
+            with pytest.raises(CheckFailedError, match=r"is not healthy: 'What is 47 \+ 38\?' -> '47 \+"):
+                learn_canaries(url, file)
+            return
+        learnt = {canary.question: canary for canary in learn_canaries(url, file).canaries}
+        assert (learnt["What is 47 + 38?"].answer, learnt["What is 47 + 38?"].contains) == ("47 + 38 = 75.", "")
+        assert not polled(url, file, 1).findings
+    with stub_server(respond=lambda body: wrong_sums(body) | {"content": "I am Anna."}) as url:
+        assert "wrong_answers" in polled(url, file, 1).findings
 
 
 def test_a_silent_server_is_not_garbage(stub: str) -> None:

@@ -44,16 +44,16 @@ class DecoderLayer(text_model.Glm5NextDecoderLayer):  # type: ignore[misc]
 
     def _entered(
         self,
-        before: tuple[Any, ...],
+        before: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         hc_fn: torch.Tensor,
         hc_scale: torch.Tensor,
         hc_base: torch.Tensor,
         norm_weight: torch.Tensor,
         norm_eps: float,
     ) -> tuple[torch.Tensor, ...]:
-        weights = (weight.data for weight in (hc_fn, hc_scale, hc_base))
-        steps = self.rms_norm_eps, self.hc_eps, self.mhc_sinkhorn_iterations, norm_eps
-        return ops.mhc(*before, *weights, norm_weight, *steps)
+        maps = hc_fn.data, hc_scale.data, hc_base.data
+        iterations: int = self.mhc_sinkhorn_iterations
+        return ops.mhc(*before, *maps, norm_weight, self.rms_norm_eps, self.hc_eps, iterations, norm_eps)
 
 
 def install(model: torch.nn.Module) -> None:

@@ -22,7 +22,7 @@ from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
-from glm5_ascend.serve.asking import CANARIES, NO_THINKING, ask, degenerate, user
+from glm5_ascend.serve.asking import CANARIES, FAILED, NO_THINKING, ask, degenerate, judged, user
 from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.mtp import read_counts
 
@@ -170,14 +170,20 @@ def learn_canaries(
 
 
 def _learn_one(client: Client, canary: Canary) -> Canary | None:
-    """The canary with the server's answer; None if answers differ and no text of a correct one is known."""
+    """The canary with the server's answer; None if answers differ and no text of a correct one is known.
+
+    Of a model that is too small for a question, the steady wrong answer is learnt.
+    """
     answers = [ask_salted(client, canary.question) for _ in range(ROUNDS)]
     texts = [answer.content.strip() for answer in answers]
     for text in texts:
-        if not text or repeats(text) or (canary.contains and canary.contains not in text):
+        status = judged(client, canary.question, canary.contains, text)
+        if not text or repeats(text) or status == FAILED:
             raise CheckFailedError(
                 f"{client.url} is not healthy: {canary.question!r} -> {shown(text, 80)}", "learn from a healthy server"
             )
+    if any(canary.contains not in text for text in texts):
+        canary = canary.model_copy(update={"contains": ""})
     if min(similarity(texts[0], text) for text in texts) < STEADY:
         return canary if canary.contains else None
     prompt_ids, token_ids = answers[0].prompt_ids, answers[0].token_ids

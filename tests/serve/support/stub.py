@@ -30,6 +30,14 @@ def healthy(body: dict[str, Any]) -> dict[str, Any]:
     return {"content": f"The answer: {CANARIES.get(question, question)}", "reasoning": "Let me see." * thinks}
 
 
+def wrong_sums(body: dict[str, Any]) -> dict[str, Any]:
+    """A sum of the question's numbers, ten too small."""
+    message, question = healthy(body), body["messages"][-1]["content"]
+    if question in CANARIES:
+        message["content"] = f"{question[8:-1]} = {int(CANARIES[question]) - 10}."
+    return message
+
+
 def pieces(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The deltas of a stream with this message."""
     for index, call in enumerate(message.get("tool_calls", ())):
@@ -45,6 +53,7 @@ def pieces(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def stub_server(
     content: str | None = None, metrics: str = "", thought: int = 0, thinking: str = "Let me add these. ",
     template: str = "thinking and tools", respond: Callable[[dict[str, Any]], dict[str, Any]] = healthy,
+    largest_id: int = 255,
 ) -> Iterator[str]:  # fmt: skip
     """The URL of a server that answers as `healthy` does, or always with `content`, as broken weights do.
 
@@ -52,6 +61,7 @@ def stub_server(
         thought: tokens of a thought before each answer, which an answer of fewer tokens does not end, as GLM-5.3's.
         thinking: text of that thought.
         template: what its chat template writes into a prompt if it is asked for.
+        largest_id: of its tokenizer, which every prompt begins with.
         respond: gives the message of an answer to a request; a `finish_reason` in it is the answer's.
         metrics: answer of GET /metrics; "": counts of drafts, which grow with every answer.
     """
@@ -87,7 +97,7 @@ def stub_server(
                 lines = [f"data: {json.dumps(event)}" for event in events] + ["data: [DONE]"]
                 self.answer("".join(f"{line}\n\n" for line in lines).encode())
                 return
-            self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": list(prompt.encode())})
+            self.answer({"choices": [choice], "usage": usage, "prompt_token_ids": [largest_id, *prompt.encode()]})
 
         def answer(self, value: dict[str, Any] | bytes) -> None:
             self.send_response(200)
