@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -178,24 +178,17 @@ def main() -> int:
     rates = " ".join(f"{name} {machine.operations(dtypes) / 1e9:.0f}" for name, dtypes in KINDS.items())
     print(f"features {args.features}; one thread reads {machine.read / 1e9:.1f} GB/s; best products, Gop/s: {rates}")
     print(f"medians of {args.rounds}; all = {args.threads} threads")
-    makers: list[tuple[str, Callable[[], Case]]] = []
-    for tokens in (8, args.prefill):
-        makers += [("mla_preprocess", lambda t=tokens: preprocess(t))]  # type: ignore[misc]
-    for context in args.context:
-        for requests, tokens in ((8, 1), (1, args.prefill)):
-            makers += [
-                ("lightning_indexer", lambda r=requests, t=tokens, c=context: indexer(r, t, c)),  # type: ignore[misc]
-                ("sparse_flash_attention", lambda r=requests, t=tokens, c=context: attention(r, t, c)),  # type: ignore[misc]
-            ]
-    for requests, tokens in ((1, 1), (8, 1), (1, args.prefill)):
-        makers += [("kda", lambda r=requests, t=tokens: kda(r, t))]  # type: ignore[misc]
-    for tokens in (1, 8, 512):
-        makers += [("mhc", lambda t=tokens: residual_streams(t))]  # type: ignore[misc]
-    makers += [("w4a8_moe", lambda: experts(8))]
-    for tokens in (1, 8, 64, 512):
-        makers += [("w4a8_moe", lambda t=tokens: packed_experts(t))]  # type: ignore[misc]
-    for tokens in (8, 256):
-        makers += [("int8_linear", lambda t=tokens: product(t, Q_LORA + RANK + ROPE, HIDDEN))]  # type: ignore[misc]
+    shapes = ((8, 1), (1, args.prefill))  # requests, and query tokens of each
+    attending = (("lightning_indexer", indexer), ("sparse_flash_attention", attention))
+    makers: list[tuple[str, Callable[[], Case]]] = [
+        *(("mla_preprocess", partial(preprocess, tokens)) for tokens in (8, args.prefill)),
+        *((op, partial(make, *shape, n)) for n in args.context for shape in shapes for op, make in attending),
+        *(("kda", partial(kda, *shape)) for shape in ((1, 1), *shapes)),
+        *(("mhc", partial(residual_streams, tokens)) for tokens in (1, 8, 512)),
+        ("w4a8_moe", partial(experts, 8)),
+        *(("w4a8_moe", partial(packed_experts, tokens)) for tokens in (1, 8, 64, 512)),
+        *(("int8_linear", partial(product, tokens, Q_LORA + RANK + ROPE, HIDDEN)) for tokens in (8, 256)),
+    ]
     rows = []
     for _, make in [pair for pair in makers if args.only in pair[0]]:
         rows.append(measure(make(), args.rounds, args.threads, machine))
