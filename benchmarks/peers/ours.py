@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.cores import variables
+from glm5_ascend.serve.memory import cache_blocks
 
 #: Untimed steps before the timed ones, as in client.cpp; tokens of a step, as the server's default.
 WARM, TOKENS = 2, 2048
@@ -59,11 +61,16 @@ class Engine:
 
         CPUModelRunner.load_model = timed
         quantized = (Path(directory) / "quant_model_description.json").is_file()
-        layers = json.loads((Path(directory) / "config.json").read_text())["num_hidden_layers"]
+        config = load_config(Path(directory))
+        kinds = {config.attention_kind(layer) for layer in range(config.num_hidden_layers)}
+        self.computes_contexts = kinds != {"sparse"}  # a state is looked for by the number of its tokens
+        sequence = cache_blocks(config, 4 if dtype == "float32" else 2, []).bytes_for(longest)
+        layers = config.num_hidden_layers + bool(drafts)
+        cache = cached * layers * CACHE_BYTES[dtype] if kinds == {"sparse"} else 2 * requests * sequence
         self.engine = LLM(
             model=directory, quantization="ascend" if quantized else None, max_model_len=longest,
             max_num_seqs=requests, max_num_batched_tokens=TOKENS, enable_prefix_caching=False,
-            dtype=dtype, kv_cache_memory_bytes=cached * (layers + bool(drafts)) * CACHE_BYTES[dtype],
+            dtype=dtype, kv_cache_memory_bytes=cache,
             speculative_config={"method": "mtp", "num_speculative_tokens": drafts} if drafts else None,
         ).llm_engine  # fmt: skip
         self.watch_head(self.runner.model, lambda count: self.chosen[:count])
@@ -126,8 +133,16 @@ class Engine:
         return time.perf_counter() - began
 
     def fill(self, prompts: list[list[int]], new_tokens: int) -> list[str]:
-        """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer."""
+        """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer.
+
+        With linear attention they are computed.
+        """
         import torch
+
+        if self.computes_contexts:
+            names = self.start(prompts, new_tokens)
+            self.until_first_tokens(names)
+            return names
 
         hidden = self.runner.model_config.get_hidden_size()
         self.runner._model_forward = lambda input_ids, **_: torch.zeros(len(input_ids), hidden, dtype=torch.bfloat16)
