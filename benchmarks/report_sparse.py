@@ -34,8 +34,8 @@ from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 
 RECIPES = ("w8a8", "w8a8c8", "w4a8", "w4a8-best")
-#: Texts that the indexers learn from: each is read `PASSES` times.
-TRAINING_TEXTS, TRAINING_LENGTH, PASSES = 12, 1024, 2
+#: Texts that the indexers learn from, their tokens, and how often each is read.
+TRAINING_TEXTS, TRAINING_LENGTH, PASSES = 12, 1024, 1
 LEARNING_RATE = 1e-3
 
 
@@ -73,29 +73,26 @@ def training_tokens(source: Path) -> Tensor:
 
 
 def train_indexer(layer: Any, hidden: Tensor, layout: Packed) -> tuple[float, float]:
-    """Train the indexer of one layer on its inputs [texts, T, hidden]; mean divergence of the first and last pass."""
+    """Train a layer's indexer on the layer's inputs [texts, T, hidden]; divergence at first and at last."""
     parameters = list(layer.self_attn.indexer.parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)
     optimizer = torch.optim.Adam(parameters, LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PASSES * len(hidden))
-    losses: list[list[float]] = []
-    for _ in range(PASSES):
-        losses.append([])
-        for row in hidden.split(1):
-            with torch.no_grad():
-                x = layer.input_layernorm(row)
-            divergence = attend(layer.self_attn, x, layout, "warmup", True)[1]
-            assert divergence is not None
-            optimizer.zero_grad()
-            divergence.backward()
-            optimizer.step()
-            schedule.step()
-            losses[-1].append(divergence.item())
+    losses: list[float] = []
+    for row in hidden.split(1) * PASSES:
+        with torch.no_grad():
+            x = layer.input_layernorm(row)
+        divergence = attend(layer.self_attn, x, layout, "warmup", True)[1]
+        assert divergence is not None
+        optimizer.zero_grad()
+        divergence.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(divergence.item())
     for parameter in parameters:
         parameter.requires_grad_(False)
-    first, last = losses[0][0], sum(losses[-1]) / len(losses[-1])
-    return first, last
+    return losses[0], sum(losses[-4:]) / 4
 
 
 def with_topk(checkpoint: Path, topk: int) -> Path:
