@@ -1,8 +1,10 @@
-"""Two replicas behind vllm-router: conversations stick, and a server that is killed."""
+"""Two replicas behind vllm-router: conversations stick, and servers that are killed or hang."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ import pytest
 
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import tool_environment
 from tests.deploy.support.replicas import (
@@ -23,6 +26,7 @@ from tests.deploy.support.replicas import (
     Replica,
     Request,
     chat,
+    healthy,
     replica,
     wait_for,
 )
@@ -30,6 +34,7 @@ from tests.deploy.support.replicas import (
 pytestmark = [pytest.mark.server, pytest.mark.long]
 #: Conversations for each server.
 EACH = 4
+CLIENTS = 4
 PROMPT_TOKENS, HITS = "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"
 
 
@@ -167,3 +172,61 @@ def test_killing_one_server_under_load(fleet: Fleet) -> None:
     while home_of(url, orphan, servers) != 0:
         assert time.monotonic() < deadline, "the server is not let in again"
         time.sleep(1)
+
+
+class Load:
+    """Clients who ask one request after the other, whole and streamed, until `stop`; notes what became of each."""
+
+    def __init__(self, url: str, sessions: list[str]) -> None:
+        self.url, self.sessions, self.over = url, sessions, threading.Event()
+        self.requests: list[Request] = []
+        self.seconds: list[float] = []
+        self.threads = [threading.Thread(target=self.ask, args=(i,)) for i in range(CLIENTS)]
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def ask(self, client: int) -> None:
+        turn = 0
+        while not self.over.is_set():
+            turn += 1
+            hello = [{"role": "user", "content": f"What is {11 + turn % 80} + {12 + client}?"}]
+            long = {"max_tokens": 400, "ignore_eos": True} if turn % 4 == 0 else {}
+            session = self.sessions[(client + turn) % len(self.sessions)]
+            request = Request(self.url, session, chat(hello, stream=(client + turn) % 2 == 0, **long))
+            self.requests.append(request)
+            began = time.monotonic()
+            request.run()
+            self.seconds.append(time.monotonic() - began)
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_a_hung_engine_is_found_under_load(fleet: Fleet, tmp_path: Path) -> None:
+    """SIGSTOP: /health still answers, health.sh tells. The server's end gives its whole requests to the other one."""
+    wait_for(lambda: all(healthy(server.url) for server in fleet.servers), "both servers")
+    victim = fleet.servers[0]
+    (tmp_path / "health.sh").write_text(rendered("health.sh.j2"))
+    arguments = ("127.0.0.1", str(victim.port), "1", "15", "20")
+
+    def hangs() -> bool:
+        command = ["bash", str(tmp_path / "health.sh"), *arguments]
+        return "no step" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    with Load(fleet.url, fleet.sessions) as traffic:
+        wait_for(lambda: victim.metric("vllm:num_requests_running") >= 1, "the load")
+        assert not hangs()
+        victim.engine().send_signal(signal.SIGSTOP)
+        assert healthy(victim.url)
+        wait_for(hangs, "health.sh")
+        end(victim)
+        count = len(traffic.requests)
+        wait_for(lambda: len(traffic.requests) > count + 2 * CLIENTS, "requests after it")
+    lost = [request for request in traffic.requests if request.fate != COMPLETE]
+    print(f"{len(traffic.requests)} requests, {len(lost)} lost, longest {max(traffic.seconds):.1f} s")
+    assert all(request.body.get("stream") for request in lost) and len(lost) <= CLIENTS

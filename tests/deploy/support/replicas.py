@@ -32,6 +32,14 @@ def wait_for(what: Callable[[], bool], name: str, seconds: float = START_LIMIT_S
         time.sleep(0.2)
 
 
+def healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
 @dataclass
 class Program:
     """A program in a process group of its own, ended with all its children."""
@@ -80,6 +88,16 @@ class Replica(Program):
         except OSError:
             return 0.0
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE))
+
+    def engine(self) -> psutil.Process:
+        """The process that computes: below the HTTP server's, which goes on answering /health without it."""
+        wait_for(lambda: bool(self._engines()), "the engine")
+        return self._engines()[0]
+
+    def _engines(self) -> list[psutil.Process]:
+        assert self.process is not None
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in family if "EngineCore" in " ".join([process.name(), *process.cmdline()])]
 
 
 def replica(directory: Path, log: Path) -> Replica:
