@@ -96,8 +96,9 @@ def serving(pieces: Iterator[bytes]) -> Iterator[str]:
 def test_every_call_ends_in_one_line(name: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES", 2**20)
     behaviour, part = BEHAVIOURS[name]
+    patience = 0.6 if part == "no answer" else 60.0  # a busy machine takes a second for the events of 1 MiB
     with serving(behaviour()) as url, pytest.raises((CheckFailedError, MissingEnvironmentError)) as caught:
-        Client(url, "glm-5", timeout=0.6).chat([], stream=stream)
+        Client(url, "glm-5", timeout=patience).chat([], stream=stream)
     message = caught.value.message
     assert len(message) < 600 and "\n" not in message and caught.value.tip
     assert part in message
