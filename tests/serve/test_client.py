@@ -96,7 +96,7 @@ def serving(pieces: Iterator[bytes]) -> Iterator[str]:
 def test_every_call_ends_in_one_line(name: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES", 2**20)
     behaviour, part = BEHAVIOURS[name]
-    patience = 0.6 if part == "no answer" else 60.0  # a busy machine takes a second for the events of 1 MiB
+    patience = 0.6 if part in ("no answer", "timed out") else 60.0  # 1 MiB of events takes a second or two
     with serving(behaviour()) as url, pytest.raises((CheckFailedError, MissingEnvironmentError)) as caught:
         Client(url, "glm-5", timeout=patience).chat([], stream=stream)
     message = caught.value.message
