@@ -31,7 +31,7 @@ def text_in(tensor: torch.Tensor) -> str | None:
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     stride = _STRIDE if len(data) < _LARGE else _LARGE_STRIDE
     words = data[: len(data) // 8 * 8].view(np.int64)[::stride]
-    ascii_only = (words & _HIGH_BITS) == 0
+    ascii_only = ((words & _HIGH_BITS) == 0) & (words != 0)  # rows of zeros are many, and no text
     places = np.flatnonzero(ascii_only[1:] & ascii_only[:-1]) * (8 * stride)
     end = 0
     for offset in places.tolist():
