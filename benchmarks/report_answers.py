@@ -21,8 +21,8 @@ from typing import Any
 EVERYDAY = Path(__file__).parent / "tools" / "everyday_questions.tsv"
 
 
-def score_everyday(answers: list[str]) -> dict[str, Any]:
-    expected = [line.split("\t")[1] for line in EVERYDAY.read_text().splitlines()]
+def score_everyday(expected: list[str], answers: list[str]) -> dict[str, Any]:
+    """Score answers by the words that are expected of each, with "|" between them."""
     right = [
         re.search(rf"\b({words})\b", text, re.IGNORECASE) is not None
         for words, text in zip(expected, answers, strict=True)
@@ -47,11 +47,12 @@ def main() -> None:
     llm = LLM(model=directory, quantization="ascend" if quantized else None, max_model_len=1024, max_num_seqs=32)
     tokenizer = llm.get_tokenizer()
     if count == "everyday":
+        asked, expected = zip(*(line.split("\t") for line in EVERYDAY.read_text().splitlines()), strict=True)
         texts = [
             tokenizer.apply_chat_template(
-                [{"role": "user", "content": line.split("\t")[0]}], tokenize=False, add_generation_prompt=True
+                [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
             )
-            for line in EVERYDAY.read_text().splitlines()
+            for question in asked
         ]
     else:
         questions = held_out_questions(n=int(count))
@@ -60,7 +61,7 @@ def main() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=96, skip_special_tokens=False)
     outputs = [output.outputs[0] for output in llm.generate(prompts, greedy, use_tqdm=False)]
     tokens, answers = [list(output.token_ids) for output in outputs], [output.text for output in outputs]
-    result = score_everyday(answers) if count == "everyday" else score(questions, answers)
+    result = score_everyday(list(expected), answers) if count == "everyday" else score(questions, answers)
     result.pop("wrong", None)
     digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
     print(json.dumps({**result, "tokens": sum(map(len, tokens)), "digest": digest}))
