@@ -104,14 +104,14 @@ def judged(client: Client, question: str, right: str, content: str) -> str:
     if right in content:
         return OK
     asked = question.removeprefix("What is ").removesuffix("?")
-    if f"{asked} =" not in content or degenerate(content) or any(mark in content for mark in MARKUP):
+    if f"{asked} =" not in content or degenerate(content) or markup_in(content):
         return FAILED
     ids = client.chat(user(question), max_tokens=1, return_token_ids=True).prompt_ids
     return WARNING if ids and max(ids) < LARGE_ID else FAILED
 
 
-def markup_in(answer: Answer) -> list[str]:
-    return [mark for mark in MARKUP if mark in answer.content]
+def markup_in(content: str) -> list[str]:
+    return [mark for mark in MARKUP if mark in content]
 
 
 def tool_problem(answer: Answer, city: str) -> str:
@@ -127,6 +127,6 @@ def tool_problem(answer: Answer, city: str) -> str:
         return f"arguments are not JSON: {text[:60]!r}"
     if not isinstance(arguments, dict):
         return f"arguments are not an object: {text[:60]!r}"
-    if name != "get_weather" or city.lower() not in str(arguments.get("city")).lower() or markup_in(answer):
-        return f"{shortened(name)}({shown(arguments)}) {markup_in(answer) or ''}"
+    if name != "get_weather" or city.lower() not in str(arguments.get("city")).lower() or markup_in(answer.content):
+        return f"{shortened(name)}({shown(arguments)}) {markup_in(answer.content) or ''}"
     return "" if answer.finish == "tool_calls" else f"finish_reason {shown(answer.finish)}, not 'tool_calls'"

@@ -102,7 +102,7 @@ def tools_and_json(client: Client) -> SmokeResult:
 
 def _is_object(answer: Answer) -> bool:
     try:
-        return isinstance(parse_json(answer.content), dict) and not markup_in(answer)
+        return isinstance(parse_json(answer.content), dict) and not markup_in(answer.content)
     except ValueError:
         return False
 

@@ -89,12 +89,12 @@ def thinking(client: Client) -> SmokeResult:
     """Reasoning is separate from the answer, and absent when it is switched off."""
     question = next(iter(CANARIES))
     on, off = ask(client, user(question)), ask(client, user(question), **NO_THINKING)
-    if not on.reasoning and not markup_in(on) and same_prompt(client, user(question), **NO_THINKING):
+    if not on.reasoning and not markup_in(on.content) and same_prompt(client, user(question), **NO_THINKING):
         return SmokeResult(SKIPPED, "the chat template has no thinking")
     if not on.reasoning:
         return SmokeResult(FAILED, "no reasoning in the answer: is --reasoning-parser glm45 set?")
-    if markup_in(on) or markup_in(off):
-        return SmokeResult(FAILED, f"markup in the answer: {markup_in(on) or markup_in(off)}")
+    if markup_in(on.content) or markup_in(off.content):
+        return SmokeResult(FAILED, f"markup in the answer: {markup_in(on.content) or markup_in(off.content)}")
     if off.reasoning:
         return SmokeResult(WARNING, "enable_thinking=false still thinks (as GLM-5.3 does)")
     return SmokeResult(OK, f"{len(on.reasoning)} characters of reasoning, none when switched off")
