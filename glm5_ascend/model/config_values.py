@@ -15,6 +15,7 @@ from glm5_ascend.model.spec import Architecture
 
 #: Sizes are multiplied, and given to engines as 32-bit integers.
 LARGEST_SIZE = 2**31 - 1
+#: A damaged number must not become an endless loop. GLM-5 has 78 layers.
 LARGEST_LAYERS = 1000
 #: Optional keys that are read, and the JSON type each must have.
 _OPTIONAL: dict[str, type] = {
