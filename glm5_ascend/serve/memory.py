@@ -18,6 +18,7 @@ from glm5_ascend.model.memory import FP32, cached_values
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
 from glm5_ascend.serve.limits import drafts_of, ranks_of
+from glm5_kernels import registry
 
 #: Bytes of the server's two processes before they load a model, and of the process of each rank of tensor parallel.
 _PROCESSES, _WORKER = 1_500_000_000, 700_000_000
@@ -135,7 +136,7 @@ class CacheBlocks(NamedTuple):
 
 
 def cache_blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> CacheBlocks:
-    """The cache's blocks, as `plugin.linear_states.fit_blocks` makes them for values of `item` bytes.
+    """The cache's blocks in a rank, as `plugin.linear_states.fit_blocks` makes them for values of `item` bytes.
 
     Beside its tokens a sequence has vLLM's empty block and the one that is begun; the state of each linear attention
     layer, the one before it, and one for each draft.
@@ -146,7 +147,8 @@ def cache_blocks(config: ModelConfig, item: int, flags: Sequence[str]) -> CacheB
     ring = 0 if pool == 1 else pool << ((pool + drafts - 1) // pool).bit_length()  # tokens: `RingCache`
     rows = item * _BLOCK * cached_values(config, layers)
     rings = item * 2 * ring * config.index_head_dim * len(sparse)
-    width, linear = config.linear_num_heads * config.linear_head_dim, len(layers) - len(sparse)
+    heads, linear = config.linear_num_heads // ranks_of(flags), len(layers) - len(sparse)
+    width = heads * config.linear_head_dim
     window = item * 3 * width * (config.linear_conv_kernel_dim - 1 + drafts)
     state = (width * config.linear_head_dim * FP32 + window + 8) * bool(linear)
     parts = max(1, -(-state // (rows + rings)))
@@ -159,8 +161,8 @@ def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ra
     """Bytes of the weights of a quantized model that a server copies out of the mapped files, in all its ranks.
 
     `serve/plugin` copies what vLLM fuses (q_a with kv_a, float weights of the indexer), splits (W_UK or W_UV) or
-    multiplies by torch (other FLOAT linears and MTP's rot.weight), and all scales. A test compares this with a server
-    at GLM-5's widths.
+    multiplies by torch (MTP's rot.weight, and other FLOAT linears but where the CPU has no instructions for bf16), and
+    all scales. A test compares this with a server at GLM-5's widths.
     """
     total, sizes = 2 * ranks * drafts * config.hidden_size**2, config.sizes
     for prefix, weight, count in config.counted_weights():
@@ -175,9 +177,15 @@ def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ra
             total += values * (ranks * (weight.name in config.spec.down_projections) + (in_rows and not routed))
         elif weight.name == "self_attn.kv_b_proj":
             total += 2 * config.num_attention_heads * max(config.qk_nope_head_dim, config.v_head_dim) * columns
-        elif not routed and not weight.is_table:
+        elif not routed and not weight.is_table and (ranks > 1 or not _stays_in_file(weight.name)):
             total += 2 * ranks * values
     return total
+
+
+def _stays_in_file(name: str) -> bool:
+    """True for a FLOAT linear that our op multiplies where it is mapped."""
+    fused = "_a_proj" in name or "indexer" in name
+    return name == "self_attn.q_b_proj" or (registry.widens_bf16() and not fused)
 
 
 def cache_bytes(command: ServerCommand) -> int:

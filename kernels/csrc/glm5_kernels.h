@@ -176,12 +176,9 @@ int GLM5_NAME(w4a8_moe)(const void* x, int64_t x_pitch, int64_t dtype, int64_t t
 // order of n; r a multiple of 32. pitches: of x by token and head, of w by head and row, of out by token and head.
 int GLM5_NAME(head_products)(const void* x, int64_t x_dtype, const void* w, int64_t w_dtype, int64_t tokens,
                              int64_t heads, int64_t n, int64_t r, const int64_t* pitches, void* out);
-#if defined(__AVX512BF16__)
-// The same in bf16 by VDPBF16PS for up to 16 tokens, from w [heads, r, n], whose rows are contiguous;
-// n a multiple of 32.
+// The same in bf16 for up to 16 tokens, from w [heads, r, n], whose rows are contiguous; n a multiple of 32.
 int GLM5_NAME(head_products_by_rows)(const void* x, const void* w, int64_t tokens, int64_t heads, int64_t n, int64_t r,
                                      const int64_t* pitches, void* out);
-#endif
 
 // What all rows of a weight [rows, columns] share in GPTQ, by groups of eight columns in the order `perm`, int64
 // [columns]; columns that fill up the last group are zero. x and hinv [groups, n, 8]: inputs and factors of each

@@ -68,7 +68,6 @@ inline void head_products(const void* x, int64_t x_dtype, const void* w, int64_t
   });
 }
 
-#if defined(__AVX512BF16__)
 // The same in bf16 for up to kTokenBlock tokens from w [heads, r, n], whose rows are read in the order of memory.
 inline void head_products_by_rows(const void* x, const void* w, int64_t tokens, int64_t heads, int64_t n, int64_t r,
                                   const HeadPitches& pitch, void* out) {
@@ -95,6 +94,5 @@ inline void head_products_by_rows(const void* x, const void* w, int64_t tokens, 
     }
   });
 }
-#endif
 
 }  // namespace glm5::GLM5_SET

@@ -10,6 +10,7 @@
 // In a block of INT4 a line of memory holds two rows, row 2i in the low and row 2i + 1 in the high halves of its bytes.
 #pragma once
 #include <cstring>
+#include <type_traits>
 
 #include "parallel.h"
 #if defined(__x86_64__)
@@ -17,6 +18,7 @@
 #else
 #include "simd/dot_neon.h"
 #endif
+#include "simd/dot_bf16.h"
 
 namespace glm5::GLM5_SET {
 
@@ -162,7 +164,7 @@ template <class Dot, int kTokens>
 void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
                 const TileSums<typename Dot::Total>& sums) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-  constexpr bool kMatrix = kTokens > 1;  // of int8
+  constexpr bool kMatrix = kTokens > 1 && std::is_same_v<typename Dot::Total, int32_t>;
 #else
   constexpr bool kMatrix = false;
 #endif

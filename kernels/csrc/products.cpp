@@ -40,10 +40,8 @@ int GLM5_NAME(head_products)(const void* x, int64_t x_dtype, const void* w, int6
   return guarded([&] { head_products(x, x_dtype, w, w_dtype, tokens, heads, n, r, pitch, out); });
 }
 
-#if defined(__AVX512BF16__)
 int GLM5_NAME(head_products_by_rows)(const void* x, const void* w, int64_t tokens, int64_t heads, int64_t n, int64_t r,
                                      const int64_t* p, void* out) {
   const HeadPitches pitch{{p[0], p[1]}, {p[2], p[3]}, {p[4], p[5]}};
   return guarded([&] { head_products_by_rows(x, w, tokens, heads, n, r, pitch, out); });
 }
-#endif

@@ -17,11 +17,12 @@ from importlib import import_module
 from typing import Any
 
 from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
+from glm5_kernels.native.library import widens_bf16
 
 __all__ = [
     "FOLDERS", "IMPLEMENTATIONS", "OPS", "TORCH_NPU_ALONE", "VARIABLE", "Choice", "KernelInputError",
     "KernelUnavailableError", "UnsupportedVariantError", "choose", "contract", "cpu_instructions", "function",
-    "load", "missing", "obstacle", "report", "select",
+    "load", "missing", "obstacle", "report", "select", "widens_bf16",
 ]  # fmt: skip
 
 VARIABLE = "GLM5_KERNELS"

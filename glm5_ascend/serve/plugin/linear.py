@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearMethodBase, RowParallelLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
@@ -16,7 +21,25 @@ from glm5_ascend.serve.plugin.loaders import PADDING, as_fp32, mapped, one_value
 from glm5_kernels import ops
 
 
-class Int8Linear(LinearMethodBase):  # type: ignore[misc]
+class ByOurOp:
+    """A layer by our op, in the parts that stay in the file."""
+
+    def weights(self, layer: Any) -> ops.LinearWeights:
+        """Weights of the layer in the form that our ops take."""
+        return ops.LinearWeights(layer.weight)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        # Plain tensors: attribute access of a Parameter is slower.
+        layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
+        layer.op_parts = in_parts(layer.op_weights, getattr(layer.weight, "parts", {}))
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        results = [ops.int8_linear(x, weights) for weights in layer.op_parts]
+        y = results[0] if len(results) == 1 else torch.cat(results, dim=-1)
+        return y if bias is None else y + bias
+
+
+class Int8Linear(ByOurOp, LinearMethodBase):  # type: ignore[misc]
     """Base of W8A8_DYNAMIC and W8A8: int8 weight, one fp32 scale per output row.
 
     Scales are used as stored. vllm-ascend rounds weight_scale and input_scale to bf16; our writer stores bf16 values.
@@ -53,20 +76,6 @@ class Int8Linear(LinearMethodBase):  # type: ignore[misc]
         """Name, shape and dtype of the parameters that have one entry per output row."""
         return [("weight_scale", (rows, 1), torch.float32), ("weight_offset", (rows, 1), torch.float32)]
 
-    def process_weights_after_loading(self, layer: Any) -> None:
-        # Plain tensors: attribute access of a Parameter is slower.
-        layer.op_weights = ops.LinearWeights(*(plain(field) for field in self.weights(layer)))
-        layer.op_parts = in_parts(layer.op_weights, getattr(layer.weight, "parts", {}))
-
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        results = [ops.int8_linear(x, weights) for weights in layer.op_parts]
-        y = results[0] if len(results) == 1 else torch.cat(results, dim=-1)
-        return y if bias is None else y + bias
-
-    def weights(self, layer: Any) -> ops.LinearWeights:
-        """Weights of the layer in the form that our ops take."""
-        raise NotImplementedError
-
 
 class W8A8DynamicLinear(Int8Linear):
     """W8A8_DYNAMIC: activations quantized per token at run time."""
@@ -98,27 +107,16 @@ class W8A8StaticLinear(Int8Linear):
         )
 
 
-class _ByOurOp:
-    """An unquantized layer by our op."""
-
-    def process_weights_after_loading(self, layer: Any) -> None:
-        layer.op_weights = ops.LinearWeights(layer.weight.data)
-
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        y = ops.int8_linear(x, layer.op_weights)
-        return y if bias is None else y + bias
-
-
-class Bf16Linear(_ByOurOp, UnquantizedLinearMethod):  # type: ignore[misc]
+class Bf16Linear(ByOurOp, UnquantizedLinearMethod):  # type: ignore[misc]
     """A bf16 linear layer by our op: a small one, or all where torch and vLLM have only a slow loop for bf16."""
 
 
-class MappedTable(_ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
+class MappedTable(ByOurOp, UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """The embedding or the head as it lies in the file. vLLM packs both again, and never reads the embedding's copy."""
 
 
 def use_our_products(model: torch.nn.Module) -> None:
-    """Let the embedding and the head stay in the checkpoint's files; multiply bf16 by our op where it is faster.
+    """Let the embedding and the head stay in the checkpoint's files, and bf16 layers where our op is faster.
 
     To be called before the weights are loaded.
     """
@@ -133,11 +131,14 @@ def use_our_products(model: torch.nn.Module) -> None:
         is_bf16 = method is UnquantizedLinearMethod and layer.weight.dtype == torch.bfloat16
         if is_bf16 and not absorbed and layer.weight.numel() <= ops.fast_bf16_elements():
             layer.quant_method = Bf16Linear()
+            layer.weight.weight_loader = mapped(layer.weight.weight_loader, layer)
+            if isinstance(layer, MergedColumnParallelLinear) and layer.tp_size == 1:  # each rank has all of some parts
+                layer.weight.parts = {}
 
 
 def linear_weights(layer: Any) -> ops.LinearWeights:
     """The weights of a vLLM linear layer, quantized or not, in the form that our ops take."""
-    if isinstance(layer.quant_method, Int8Linear | _ByOurOp):
+    if isinstance(layer.quant_method, ByOurOp):
         weights: ops.LinearWeights = layer.op_weights
         return weights
     return ops.LinearWeights(layer.weight.data)

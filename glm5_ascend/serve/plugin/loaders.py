@@ -31,8 +31,8 @@ def mapped(loader: Callable[..., None], layer: Any) -> Callable[..., None]:
         )
         if fits and not shard and local.shape == param.shape:
             param.data = local
-        elif fits and shard and hasattr(param, "parts"):
-            param.parts[shard[0]] = local
+        elif shard and hasattr(param, "parts"):
+            param.parts[shard[0]] = local if fits else local.to(param.dtype, copy=True)
         else:
             loader(param, loaded, *shard)
 

@@ -43,7 +43,8 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         self.mla_attn.has_int8_cache = int8_caches(get_current_vllm_config()).latents
         for linear in (self.fused_qkv_a_proj, self.q_b_proj):
             setattr(linear, KEEP_WEIGHT, True)  # mla_preprocess multiplies with it
-        self.kv_b_proj.weight.weight_loader = mapped(self.kv_b_proj.weight.weight_loader, self.kv_b_proj)
+        for linear in (self.q_b_proj, self.kv_b_proj):
+            linear.weight.weight_loader = mapped(linear.weight.weight_loader, linear)
 
     def forward(
         self,

@@ -90,30 +90,4 @@ struct Int8Dot : IntegerSums {
 #endif
 };
 
-#if defined(__AVX512BF16__)
-// bf16 rows by VDPBF16PS: odd elements first, then even ones, in sixteen fp32 lanes. Sizes are bytes.
-struct Bf16Dot {
-  using Sums = __m512;
-  using Total = float;
-  static constexpr int kColumns = 64, kRows = 1;
-  static GLM5_INLINE __m512 no_sums() { return _mm512_setzero_ps(); }
-  static GLM5_INLINE Words token(const int8_t* p) { return load_bytes(p); }
-  static GLM5_INLINE void weights(const uint8_t* p, Words* rows) { rows[0] = load_bytes(p); }
-  static GLM5_INLINE __m512 add(__m512 sums, Words weight, Words x) {
-    return _mm512_dpbf16_ps(sums, (__m512bh)x, (__m512bh)weight);
-  }
-  // Lane i and lane i + 8 of each are added, then by 4, 2 and 1.
-  static GLM5_INLINE void store_sums(float* p, __m512 a, __m512 b, __m512 c, __m512 d) {
-    const auto four = [](__m512 x) {
-      const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-      return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    };
-    const __m128 a4 = four(a), b4 = four(b), c4 = four(c), d4 = four(d);
-    const __m128 ab = _mm_add_ps(_mm_movelh_ps(a4, b4), _mm_movehl_ps(b4, a4));
-    const __m128 cd = _mm_add_ps(_mm_movelh_ps(c4, d4), _mm_movehl_ps(d4, c4));
-    _mm_storeu_ps(p, _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd)));
-  }
-};
-#endif
-
 }  // namespace glm5::GLM5_SET

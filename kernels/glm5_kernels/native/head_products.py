@@ -24,9 +24,9 @@ def has_bf16_products() -> bool:
 
 
 def takes_rows(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """True if `by_rows` is the fastest product of x [T, H, K] and w [H, N, K] on this CPU."""
+    """True if `by_rows` multiplies x [T, H, K] by w [H, N, K]."""
     contiguous = x.stride(2) == w.stride(2) == 1 and not w.shape[2] % 32
-    return has_bf16_products() and contiguous and 0 < len(x) <= FEW and x.dtype == w.dtype == torch.bfloat16
+    return contiguous and 0 < len(x) <= FEW and x.dtype == w.dtype == torch.bfloat16
 
 
 def by_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def by_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x [T, H, N] times w [H, N, R] -> [T, H, R] in x's dtype, summed in fp32."""
-    if takes_rows(x, w.mT):
+    if has_bf16_products() and takes_rows(x, w.mT):
         return by_rows(x, w.mT)
     (tokens, heads, n), r = x.shape, w.shape[2]
     out = x.new_empty(tokens, heads, r)

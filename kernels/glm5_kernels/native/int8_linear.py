@@ -16,10 +16,10 @@ from glm5_kernels.native.rows import DTYPES, FLOATS
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`."""
     if w.quant_mode == int8.NO_QUANT or w.scale is None:
+        if x.dtype == dtype and bf16_linear.reads_rows(x, w.weight):
+            return head_products.by_rows(x[:, None], w.weight[None])[:, 0]
         if x.dtype == dtype and bf16_linear.widens(x, w.weight):
             return bf16_linear.apply_linear(x, w.weight)
-        if x.dtype == dtype and head_products.takes_rows(x[:, None], w.weight[None]):
-            return head_products.by_rows(x[:, None], w.weight[None])[:, 0]
         return int8.apply_linear(x, w, dtype)
     x = x if x.dtype in FLOATS else x.float()
     x, weight = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (x, w.weight))

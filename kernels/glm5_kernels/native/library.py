@@ -73,6 +73,11 @@ def instruction_set() -> str:
     return requested or available[0]
 
 
+def widens_bf16() -> bool:
+    """True if the CPU has no products of bf16 and torch none by AVX-512: ours are the faster ones then."""
+    return missing() is None and instruction_set() in ("avx2", "avxvnni")
+
+
 @contextmanager
 def using(name: str) -> Iterator[None]:
     """Use this instruction set for a while, for tests and measurements."""
