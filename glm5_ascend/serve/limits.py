@@ -12,7 +12,7 @@ from glm5_ascend.serve.flags import value_of
 
 FLAG = "--tensor-parallel-size"
 #: Keys of config.json, and what a rank's part must be a multiple of: two rows of INT4 share a byte.
-_DIVIDED = {"num_attention_heads": 1, "intermediate_size": 1, "moe_intermediate_size": 2}
+_DIVIDED = {"num_attention_heads": 1, "linear_num_heads": 1, "intermediate_size": 1, "moe_intermediate_size": 2}
 _NOT_ON_CPU = (
     "--data-parallel-size", "--pipeline-parallel-size", "--decode-context-parallel-size",
     "--prefill-context-parallel-size", "--enable-expert-parallel",
@@ -57,14 +57,12 @@ def refuse_flags(config: ModelConfig, argv: Sequence[str]) -> None:
             f"num_speculative_tokens is {drafts}: linear attention keeps states for 1 to {MOST_DRAFTS} drafts",
             f"give {MOST_DRAFTS} at most",
         )
-    if ranks_of(argv) > 1:
-        raise ConfigError(f"{FLAG}: linear attention is not split among ranks on a CPU yet", f"drop {FLAG}")
 
 
 def require_even_split(config: Mapping[str, Any], ranks: int) -> None:
     """Raise `ConfigError` if heads or widths of config.json do not divide among so many ranks."""
     for key, multiple in _DIVIDED.items():
-        if ranks > 1 and config[key] % (ranks * multiple):
+        if ranks > 1 and config.get(key, 0) % (ranks * multiple):
             parts = f"{ranks} equal parts" if multiple == 1 else f"{ranks} equal parts of an even size"
             raise ConfigError(
                 f"{FLAG} {ranks}: {key} {config[key]} of config.json does not divide into {parts}",

@@ -109,10 +109,11 @@ def test_every_way(engine: dict[str, Any], flash: Path, run_engine: Any) -> None
 
 
 @pytest.mark.long
-def test_blocks_are_as_large_as_the_memory_line_takes_them(flash: Path, run_engine: Any) -> None:
-    report = serve(run_engine, flash, block_size=None, speculative_config=DRAFTS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_blocks_are_as_large_as_the_memory_line_takes_them(ranks: int, flash: Path, run_engine: Any) -> None:
+    report = serve(run_engine, flash, block_size=None, speculative_config=DRAFTS, tensor_parallel_size=ranks)
     assert differences(flash, report) < (1, TOLERANCE)
-    flags = ["--speculative-config", json.dumps(DRAFTS)]
+    flags = ["--speculative-config", json.dumps(DRAFTS), "--tensor-parallel-size", str(ranks)]
     assert report["block_size"] == cache_blocks(load_config(flash), 4, flags).tokens > BLOCK
 
 

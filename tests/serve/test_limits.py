@@ -33,7 +33,12 @@ def edited(config: str) -> str:
     [
         ({}, str, drafting(6), "num_speculative_tokens is 6: linear attention keeps states for 1 to 5 drafts"),
         ({"num_nextn_predict_layers": 0}, str, drafting(1), "the model has no MTP layer that could draft"),
-        ({}, str, ["--tensor-parallel-size", "2"], "linear attention is not split among ranks on a CPU yet"),
+        (
+            {"linear_attn_config": None, "linear_num_heads": 3},
+            str,
+            ["--tensor-parallel-size", "2"],
+            "linear_num_heads 3 of config.json does not divide into 2 equal parts",
+        ),
         ({}, edited, [], "layer_types has 4 entries, expected 4 times one of linear_attention"),
         ({"index_kpool": 8}, str, [], "index_kpool is 8, a CPU server pools 4 tokens"),
         ({"index_kpool": None}, str, [], "index_kpool is 16, a CPU server pools 4 tokens"),  # as transformers reads it
