@@ -1,6 +1,6 @@
-"""Serve all 78 layers and the MTP layer of GLM-5 in W4A8, 418 GB of zeros, with 20 GB of memory; check the answers.
+"""Serve all layers and the MTP layer of GLM-5 in W4A8, 418 GB of zeros, with 20 GB of memory; check the answers.
 
-    python benchmarks/bench_hollow.py work/hollow [--memory 20] [--tokens 16] [--prompt 4096] [--layers 78]
+    python benchmarks/bench_hollow.py work/hollow [--family glm-5.3-flash] [--memory 20] [--tokens 16] [--prompt 4096]
 
 Makes the checkpoint (tools/make_model.py, half a GB of disk) and a control group with so many GB of memory (as root).
 In it `glm5-ascend serve` answers over HTTP without and with MTP, then Ctrl-C ends it. Printed: anonymous memory of all
@@ -22,13 +22,16 @@ from pathlib import Path
 
 import torch
 from tools.limited_server import FailedError, Server, ask, control_group, require, serving
+from tools.make_model import TOKENS
 
 from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.model.config_file import load_config
 
 ANONYMOUS_LIMIT = 10e9
 MAKE_MODEL = Path(__file__).parent / "tools/make_model.py"
 #: Of more than one token: vLLM's MTP layer takes zeros for the embedding at position 0, so a draft there is wrong.
-LAYERS, PROMPT = 78, "Hello?"
+PROMPT = "Hello?"
+RECIPES = {"glm-5": "w4a8", "glm-5.3-flash": "flash-w4a8"}
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 1})]
 
 
@@ -37,9 +40,10 @@ class Expected:
 
     def __init__(self, model: Path) -> None:
         checkpoint = CheckpointDir(model)
+        spec = load_config(model).spec
         self.tables = [
-            shard.read_span(entry, 0, 259 * entry.shape[1]).view(259, -1).float()
-            for name in ("model.embed_tokens.weight", "lm_head.weight")
+            shard.read_span(entry, 0, TOKENS * entry.shape[1]).view(TOKENS, -1).float()
+            for name in (f"{spec.embedding}.weight", f"{spec.head}.weight")
             for shard, entry in [(checkpoint.shards[checkpoint.file_of[name]], checkpoint.entries[name])]
         ]
 
@@ -62,12 +66,12 @@ def drafts(server: Server) -> tuple[float, float]:
     return first, second
 
 
-def run(work: Path, memory: float, tokens: int, prompt: int, only: str, layers: int) -> None:
-    model = work / f"glm-5-w4a8-{layers}"
+def run(work: Path, family: str, memory: float, tokens: int, prompt: int, only: str, layers: int | None) -> None:
+    model = work / f"{family}-w4a8{f'-{layers}' if layers else ''}"
     if not model.exists():
-        whole, fewer = ["--family", "glm-5"], ["--preset", "real", "--layers", str(layers), "--mtp", "1"]
-        sizes = whole if layers == LAYERS else fewer
-        subprocess.run([sys.executable, MAKE_MODEL, model, "--recipe", "w4a8", *sizes], check=True)
+        sizes = ["--layers", str(layers)] if layers else []
+        command = [sys.executable, MAKE_MODEL, model, "--recipe", RECIPES[family], "--family", family, *sizes]
+        subprocess.run(command, check=True)
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     blocks = sum(512 * path.stat().st_blocks for path in model.glob("*.safetensors"))
     print(f"{model.name}: {size / 1e9:.1f} GB, on the disk {blocks / 1e9:.2f} GB; memory {memory} GB", flush=True)
@@ -108,14 +112,15 @@ def sorted_bytes() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("work", type=Path, help="folder for the checkpoint")
+    parser.add_argument("--family", choices=sorted(RECIPES), default="glm-5")
     parser.add_argument("--memory", type=float, default=20, help="GB of the control group")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer")
     parser.add_argument("--prompt", type=int, default=4096, help="tokens of the long prompt; 0: none")
     parser.add_argument("--only", choices=("MTP on", "MTP off"), default="", help="one of the two servers")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the checkpoint, beside the MTP layer")
+    parser.add_argument("--layers", type=int, help="fewer than the family has, beside the MTP layer")
     args = parser.parse_args()
     try:
-        run(args.work, args.memory, args.tokens, args.prompt, args.only, args.layers)
+        run(args.work, args.family, args.memory, args.tokens, args.prompt, args.only, args.layers)
     except FailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

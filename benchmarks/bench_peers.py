@@ -1,6 +1,7 @@
-"""GLM-5's widths on a CPU: our engine beside llama.cpp and ik_llama.cpp.
+"""The widths of GLM-5 or GLM-5.3-Flash on a CPU: our engine beside llama.cpp and ik_llama.cpp, which lacks Flash.
 
     python benchmarks/bench_peers.py --prepare                              builds the peers, makes the models
+    python benchmarks/bench_peers.py --family glm-5.3-flash --mtp           Flash, without drafts
     python benchmarks/bench_peers.py [--threads 1 2] [--rounds 2] [--contexts 512 8192 16384] [--prefill 512 2048]
 
 Everything lies in --work (46 GB, and 16 GB more while it is made): llama.cpp and ik_llama.cpp from PyPI,
@@ -37,6 +38,8 @@ from glm5_ascend.plan.model import PlannedModel, from_directory, named
 from glm5_ascend.plan.operators import StepLoad, draft_operators, step_operators
 
 HERE = Path(__file__).parent
+#: The engines that have each family, in the order in which they are made.
+FAMILIES = {"glm-5": (OURS, Q8, Q4, IK), "glm-5.3-flash": (OURS, Q8, Q4)}
 #: Reads 1 GiB nine times and prints the best rate.
 READ = """
 import json, time, torch
@@ -64,29 +67,26 @@ def planned_bytes(model: PlannedModel, drafts: int = 0) -> dict[str, float]:
     return sizes
 
 
-def prepare(work: Path, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engine], dict[str, str]]:
+def prepare(made: models.Models, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engine], dict[str, str]]:
     """The engines that could be made, and the reason for each of the others."""
-    ids = models.ids(work)
+    ids = made.ids()
 
     def ours() -> Engine:
-        folder = models.quantized(work)
+        folder = made.quantized()
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        return Engine(
-            [sys.executable, HERE / "peers/ours.py", folder, ids, "{threads}"],
-            size,
-            planned_bytes(from_directory(folder)),
-        )
+        command = [sys.executable, HERE / "peers/ours.py", folder, ids, "{threads}"]
+        return Engine(command, size, planned_bytes(from_directory(folder)), made.layers)
 
     def peer(name: str, make: Callable[[], Path]) -> Engine:
-        client, path = build.client(work, name, jobs), make()
-        size, reads = path.stat().st_size, models.gguf_bytes(work, path)
-        return Engine([client, "run", path, ids, "{threads}"], size, reads)
+        client, path = build.client(made.work, name, jobs), make()
+        command = [client, "run", path, ids, "{threads}"]
+        return Engine(command, path.stat().st_size, made.gguf_bytes(path), made.layers)
 
     makers: dict[str, Callable[[], Engine]] = {
         OURS: ours,
-        Q8: lambda: peer("llama.cpp", lambda: models.q8_0(work)),
-        Q4: lambda: peer("llama.cpp", lambda: models.q4_0(work, jobs)),
-        IK: lambda: peer("ik_llama.cpp", lambda: models.q4_0(work, jobs)),
+        Q8: lambda: peer("llama.cpp", made.q8_0),
+        Q4: lambda: peer("llama.cpp", lambda: made.q4_0(jobs)),
+        IK: lambda: peer("ik_llama.cpp", lambda: made.q4_0(jobs)),
     }
     engines, failed = {}, {}
     for name in names:
@@ -98,19 +98,19 @@ def prepare(work: Path, jobs: int, names: Sequence[str]) -> tuple[dict[str, Engi
     return engines, failed
 
 
-def logits(work: Path, engines: dict[str, Engine], threads: int, failed: dict[str, str]) -> dict[str, Path]:
+def logits(made: models.Models, engines: dict[str, Engine], threads: int, failed: dict[str, str]) -> dict[str, Path]:
     """File of the logits of each engine, and of `eval`'s forward of both checkpoints; made once."""
-    folder, results = work / "logits", Results(failed=failed)
+    folder, results = made.folder / "logits", Results(failed=failed)
     folder.mkdir(exist_ok=True)
     jobs: dict[str, list[object]] = {}
     for name, engine in engines.items():
         jobs[name] = [*engine.command, f"logits:{check.LENGTH}:{check.COUNT}:{folder / name}.part"]
-    for name, checkpoint in (("eval W4A8", models.quantized(work)), ("eval bf16", models.model(work))):
+    for name, checkpoint in (("eval W4A8", made.quantized()), ("eval bf16", made.source())):
         part = folder / f"{name}.part"
-        words = [checkpoint, models.ids(work), check.LENGTH, check.COUNT, part]
+        words = [checkpoint, made.ids(), check.LENGTH, check.COUNT, part]
         jobs[name] = [sys.executable, HERE / "peers/check.py", *words]
     for name, command in jobs.items():
-        if not (folder / name).exists() and results.run(name, threads, command, work / "logs/logits.log"):
+        if not (folder / name).exists() and results.run(name, threads, command, made.work / "logs/logits.log"):
             (folder / f"{name}.part").rename(folder / name)
     return {name: folder / name for name in jobs if (folder / name).exists()}
 
@@ -126,10 +126,12 @@ def evict(folder: Path) -> None:
         os.close(file)
 
 
-def measure(args: argparse.Namespace, engines: dict[str, Engine], failed: dict[str, str]) -> Results:
+def measure(
+    args: argparse.Namespace, made: models.Models, engines: dict[str, Engine], failed: dict[str, str]
+) -> Results:
     """All rounds: bandwidth, engines; long prompts in the first round only."""
     results, logs = Results(failed=failed), args.work / "logs"
-    evict(models.quantized(args.work))
+    evict(made.quantized())
     for number in range(args.rounds):
         for threads in args.threads:
             for pages in ("0", "1"):
@@ -142,7 +144,7 @@ def measure(args: argparse.Namespace, engines: dict[str, Engine], failed: dict[s
             for name, engine in engines.items():
                 results.run(name, threads, [*engine.command, *commands], logs / "engines.log")
             for drafts in args.mtp:
-                words = [sys.executable, HERE / "peers/ours.py", models.with_mtp(args.work), models.ids(args.work)]
+                words = [sys.executable, HERE / "peers/ours.py", made.with_mtp(), made.ids()]
                 command = report.with_drafts(args, drafts)
                 results.run(MTP, threads, [*words, "{threads}", command], logs / "engines.log")
     return results
@@ -159,6 +161,7 @@ def end_children(*_: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("work/peers"))
+    parser.add_argument("--family", choices=FAMILIES, default="glm-5")
     parser.add_argument("--engines", nargs="+", default=[OURS, Q4, IK], choices=[OURS, Q8, Q4, IK])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=2)
@@ -175,17 +178,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, end_children)
     args.work = args.work.resolve()
     (args.work / "logs").mkdir(parents=True, exist_ok=True)
-    engines, failed = prepare(args.work, args.jobs, list(dict.fromkeys([*args.engines, OURS, Q8, Q4, IK])))
+    made, known = models.Models.of(args.family, args.work), FAMILIES[args.family]
+    made.folder.mkdir(exist_ok=True)
+    engines, failed = prepare(made, args.jobs, known)
     if args.mtp:
-        models.with_mtp(args.work)
-    rows, good = check.table(logits(args.work, engines, args.jobs, failed))
+        made.with_mtp()
+    rows, good = check.table(logits(made, engines, args.jobs, failed))
     tables = [rows]
     if not args.prepare:
         engines = {name: engine for name, engine in engines.items() if name in args.engines}
-        results = measure(args, engines, failed)
+        results = measure(args, made, engines, failed)
         # Of 256 experts the tokens of a step choose more different ones than of 32.
-        few = from_directory(models.with_mtp(args.work) if args.mtp else models.quantized(args.work))
-        times = {drafts: report.ratios(planned_bytes(named("glm-5", "w4a8"), drafts), planned_bytes(few, drafts))
+        few = from_directory(made.with_mtp() if args.mtp else made.quantized())
+        times = {drafts: report.ratios(planned_bytes(named(args.family, "w4a8"), drafts), planned_bytes(few, drafts))
                  for drafts in (0, *args.mtp)}  # fmt: skip
         tables += report.tables(args, results, engines, times)
         if args.json:

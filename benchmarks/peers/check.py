@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
+from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 
 #: Prompts, and tokens in each: fewer than the sparse attention selects, so all engines attend to the same positions.
 COUNT, LENGTH = 2, 512
@@ -30,13 +30,7 @@ PAIRS = (
 @torch.no_grad()
 def forward(directory: Path, sequences: list[torch.Tensor]) -> torch.Tensor:
     """Logits fp32 [sequences, vocabulary] after the last token of each, by `eval`'s forward."""
-    model = StoredModel(directory)
-    walk = Walk.from_tokens(model, sequences)
-    for layer in range(model.config.num_hidden_layers):
-        walk.step(layer)
-    last = torch.tensor([len(sequence) for sequence in sequences]).cumsum(0) - 1
-    normed = model.final_norm(walk.hidden[last])
-    return torch.cat([normed @ model.head(*rows).T for rows in model.head_blocks()], dim=-1)
+    return torch.stack([logits[-1] for logits in StoredModel(directory).logits(sequences)])
 
 
 def read_logits(path: Path) -> torch.Tensor:

@@ -16,7 +16,8 @@ def bytes_read(path: str) -> dict[str, float]:
     import gguf
 
     reader = gguf.GGUFReader(path)
-    value: Any = lambda name: reader.fields[f"glm-dsa.{name}"].contents()  # noqa: E731
+    architecture = reader.fields["general.architecture"].contents()
+    value: Any = lambda name: reader.fields[f"{architecture}.{name}"].contents()  # noqa: E731
     share = value("expert_used_count") / value("expert_count")
     sizes = {tensor.name: float(tensor.n_bytes) for tensor in reader.tensors}
     head = sizes.pop("output.weight")
@@ -31,9 +32,9 @@ def main() -> None:
         print(json.dumps(bytes_read(rest[1])))
         return
     import convert_hf_to_gguf
-    from conversion.glm import GlmMoeDsaModel
+    from conversion.glm import Glm5NextModel, GlmMoeDsaModel
 
-    GlmMoeDsaModel.set_vocab = GlmMoeDsaModel._set_vocab_none
+    GlmMoeDsaModel.set_vocab = Glm5NextModel.set_vocab = GlmMoeDsaModel._set_vocab_none
     sys.argv = ["convert_hf_to_gguf.py", rest[0], "--outfile", rest[1], "--outtype", "q8_0"]
     convert_hf_to_gguf.main()
 

@@ -22,8 +22,6 @@ OURS, Q8, Q4, IK = "ours W4A8", "llama.cpp Q8_0", "llama.cpp Q4_0", "ik_llama.cp
 MTP = "ours, MTP"
 #: Timed steps of one request, and of several at once.
 STEPS, BATCH_STEPS = 12, 6
-#: Layers of GLM-5.
-LAYERS = 78
 
 
 @dataclass
@@ -33,13 +31,13 @@ class Engine:
     Attributes:
         command: words before the commands of client.cpp; `{threads}` stands for the number of threads.
         size: bytes of the model's files. reads: bytes that one token reads, of `layers` and `head`.
-        layers: of the model.
+        layers: of the real model, and of this one.
     """
 
     command: Sequence[object]
     size: int
     reads: dict[str, float]
-    layers: int = 4
+    layers: tuple[int, int]
 
 
 @dataclass
@@ -140,19 +138,19 @@ def ratios(whole: dict[str, float], few: dict[str, float]) -> dict[str, float]:
 def whole_model_table(
     args: argparse.Namespace, results: Results, engines: dict[str, Engine], times: dict[int, dict[str, float]]
 ) -> list[str]:
-    """Tokens/s of all layers of GLM-5, with and without the heads, by the measured times of a few layers.
+    """Tokens/s of all layers of the model, with and without the heads, by the measured times of a few layers.
 
     Args:
         times: the `ratios` of our models, by draft tokens.
     """
     names = [*engines, *(f"{MTP}, {drafts} draft(s)" for drafts in args.mtp)]
-    rows = [f"| GLM-5, tokens/s | threads | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    rows = [f"| {args.family}, tokens/s | threads | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for threads in args.threads:
         plain, bare = list[str](), list[str]()
         for name, engine in engines.items():
             key = name, threads, f"decode:1:{args.contexts[0]}:{STEPS}"
             whole, body = (results.median(*key, value) or math.nan for value in ("ms", "body_ms"))
-            layers = body * (times[0]["layers"] if name == OURS else LAYERS / engine.layers)
+            layers = body * (times[0]["layers"] if name == OURS else engine.layers[0] / engine.layers[1])
             plain.append(f"{1e3 / (layers + whole - body):.3f}")
             bare.append(f"{1e3 / layers:.3f}")
         for drafts in args.mtp:

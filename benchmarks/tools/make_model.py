@@ -4,6 +4,7 @@
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB; flash: two of GLM-5.3-Flash
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
     python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5         # 418 GB of zeros: serve, rehearse
+    python benchmarks/tools/make_model.py OUT --recipe flash-w4a8 --family glm-5.3-flash        # the same, 191 GB
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -75,9 +76,11 @@ TINY: dict[str, Any] = MID | {
 FLASH: dict[str, Any] = {
     "architectures": [GLM5_NEXT.architecture], "model_type": GLM5_NEXT.model_type, "tie_word_embeddings": False,
     "image_token_id": 300, "video_token_id": 301,
-    "text_config": dict(GLM5_NEXT.defaults) | {
+    "text_config": {key: value for key, value in GLM5_NEXT.defaults.items() if not key.startswith("linear_")} | {
         "dtype": "bfloat16", "num_hidden_layers": 2, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1,
-        "index_kpool": 4, "eos_token_id": [2], "pad_token_id": 0,
+        "index_kpool": 4, "eos_token_id": [2], "pad_token_id": 0, "mla_use_nope": True,
+    } | {
+        group: {key: GLM5_NEXT.defaults[name] for key, name in keys.items()} for group, keys in GLM5_NEXT.groups.items()
     },
     "vision_config": dict(GLM5_NEXT.vision_defaults) | {"out_hidden_size": 4096},
 }  # fmt: skip
@@ -212,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="mid")
-    parser.add_argument("--family", help="glm-5, glm-5.1, glm-5.2, glm-5.3: all its layers; with --hollow or --recipe")
+    parser.add_argument("--family", help="glm-5, ..., glm-5.3-flash: all its layers; with --hollow or --recipe")
     parser.add_argument("--experts", type=int, help="another number of routed experts")
     parser.add_argument("--mtp", type=int, help="another num_nextn_predict_layers")
     parser.add_argument("--vocab", type=int, help="another vocab_size")
@@ -233,18 +236,19 @@ def main() -> None:
 
 def keys_of(family: str) -> dict[str, Any]:
     """config.json of a model of the family, as the planner knows it."""
-    from glm5_ascend.model.config_file import parse_config
     from glm5_ascend.plan.model import family as planner_family
 
-    models = planner_family()
-    if "text_config" in models.models[family]:
-        raise SystemExit(f"--family {family}: --preset flash --layers 45 --dense 3 --mtp 1 has its sizes")
-    raw = GLM5 | models.models[family]
-    return raw | {"indexer_types": list(parse_config(raw, Path(family)).indexer_types)}
+    model = planner_family().models[family]
+    text = model.get("text_config")
+    if text is None:
+        return GLM5 | model
+    return FLASH | {"text_config": FLASH["text_config"] | text | {"num_hidden_layers": len(text["layer_types"])}}
 
 
 def config_keys(args: argparse.Namespace) -> dict[str, Any]:
     """config.json with the changes that the options ask for."""
+    from glm5_ascend.model.config_file import parse_config
+
     changes = {
         "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
         "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
@@ -252,7 +256,8 @@ def config_keys(args: argparse.Namespace) -> dict[str, Any]:
     raw = keys_of(args.family) if args.family else PRESETS[args.preset]
     text = raw.get("text_config", raw) | {key: value for key, value in changes.items() if value is not None}
     if "text_config" not in raw:
-        return text
+        types = {"indexer_types": list(parse_config(text, args.out).indexer_types)} if args.family else {}
+        return text | types
     layers, dense = text["num_hidden_layers"], text["first_k_dense_replace"]
     # Every fourth layer has sparse attention; of fewer than four the last one.
     sparse = [layer % 4 == 3 or layer + 1 == layers < 4 for layer in range(layers)]
