@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ MATRIX_BODY, VECTOR_BODY = 2.0**-6, 1.0
 _IMPOSSIBLE = 2.0**32
 #: Bytes; a shorter run of printable ones happens in weights.
 _RUN = 64
-#: One word of 8 bytes in so many is looked at, for time; two next to each other lie in every run of 72 bytes, and in
-#: pieces of `_LARGE` bytes and more in every run of 520.
-_STRIDE, _LARGE_STRIDE, _LARGE = 4, 32, 2**20
+#: One word of 8 bytes in so many is looked at, for time, and the next one where it could be text: some two lie in every
+#: run of 55 bytes, and in pieces of `_LARGE` bytes and more in every run of 519.
+_STRIDE, _LARGE_STRIDE, _LARGE = 4, 62, 2**20
 _HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]{%d,}" % _RUN)
 #: Values that bytes at every other place of 64 must have: gains of norms as bf16 are printable, too (0.63 to 0.99 is
@@ -30,11 +31,11 @@ def text_in(tensor: torch.Tensor) -> str | None:
     """Say where the bytes of a stored tensor are text: "holds text, not values: '<!DOCTYPE html>'"."""
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     stride = _STRIDE if len(data) < _LARGE else _LARGE_STRIDE
-    words = data[: len(data) // 8 * 8].view(np.int64)[::stride]
-    ascii_only = ((words & _HIGH_BITS) == 0) & (words != 0)  # rows of zeros are many, and no text
-    places = np.flatnonzero(ascii_only[1:] & ascii_only[:-1]) * (8 * stride)
+    words = data[: len(data) // 8 * 8].view(np.int64)
+    places = np.flatnonzero(_ascii_only(words[:-1:stride])) * stride
+    places = places[_ascii_only(words[places + 1])]
     end = 0
-    for offset in places.tolist():
+    for offset in (8 * places).tolist():
         if offset < end:
             continue
         start, end = max(offset - _RUN, 0), offset + 8 * stride * 2 + _RUN
@@ -43,6 +44,11 @@ def text_in(tensor: torch.Tensor) -> str | None:
                 shown = run[0][:40].decode("ascii")
                 return f"holds text, not values: {shown!r}"
     return None
+
+
+def _ascii_only(words: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """A bool for each word; rows of zeros are many, and no text."""
+    return ((words & _HIGH_BITS) == 0) & (words != 0)
 
 
 def times_typical(values: torch.Tensor, largest: float, body: float, most: float = 2.0**16) -> float:

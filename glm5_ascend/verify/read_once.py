@@ -90,9 +90,9 @@ class _Reader:
                     for piece in self._pieces(shard, entry, values):
                         if whole:
                             hasher.add(piece)
-                        text = text or text_in(piece)
                         if values is not None and not text:
                             values.add(piece)
+                        text = text or text_in(piece)  # last: the piece is in a cache then
                     if text:
                         self.floats.error(
                             "value.text", text, tensor=entry.name, fix="copy the file again, or quantize again"
