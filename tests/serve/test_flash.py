@@ -131,6 +131,22 @@ def test_an_image_is_refused(flash: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_smoke_passes_the_shipped_model(tmp_path: Path) -> None:
+    """On two ranks; its sums are wrong, which is a warning for a small vocabulary."""
+    for words in (
+        ("demo-model", tmp_path / "source", "glm-5.3-flash"),
+        ("quantize", tmp_path / "source", tmp_path / "w4a8", "--recipe", "flash-w4a8", "--quiet"),
+    ):
+        done = glm5_ascend(*words)
+        assert done.returncode == 0, done.stderr
+    for url in started_server(tmp_path / "w4a8", tmp_path, ["--tensor-parallel-size", "2", "--api-key", "key"]):
+        done = glm5_ascend("smoke", url, "--json", OPENAI_API_KEY="key")
+        statuses = {check["check"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+        assert (done.returncode, "failed" in statuses.values()) == (0, False), done.stdout
+        assert statuses["own answers"] == statuses["tool call"] == "ok"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("drafts", [None, DRAFTS], ids=["alone", "drafts"])
 def test_preempted_requests_go_on(drafts: dict[str, Any] | None, flash: Path, run_engine: Any) -> None:
     report = serve(run_engine, flash, num_gpu_blocks_override=33, speculative_config=drafts)
