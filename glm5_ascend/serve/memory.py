@@ -184,8 +184,8 @@ def copied_bytes(config: ModelConfig, types: Mapping[str, str], drafts: bool, ra
 
 def _stays_in_file(name: str) -> bool:
     """True for a FLOAT linear that our op multiplies where it is mapped."""
-    fused = "_a_proj" in name or "indexer" in name
-    return name == "self_attn.q_b_proj" or (registry.widens_bf16() and not fused)
+    copied = "_a_proj" in name or "indexer" in name or name.endswith(("eh_proj", "mlp.gate"))  # fused, or plain torch
+    return name == "self_attn.q_b_proj" or (registry.widens_bf16() and not copied)
 
 
 def cache_bytes(command: ServerCommand) -> int:
