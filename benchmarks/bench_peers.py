@@ -183,7 +183,7 @@ def main() -> int:
     engines, failed = prepare(made, args.jobs, known)
     if args.mtp:
         made.with_mtp()
-    rows, good = check.table(logits(made, engines, args.jobs, failed))
+    rows, good = check.table(args.family, logits(made, engines, args.jobs, failed))
     tables = [rows]
     if not args.prepare:
         engines = {name: engine for name, engine in engines.items() if name in args.engines}

@@ -4,7 +4,6 @@
     python benchmarks/tools/make_model.py OUT --preset mid                  # 0.67 GB; flash: two of GLM-5.3-Flash
     python benchmarks/tools/make_model.py OUT --preset real --layers 78 --dense 3 --mtp 1 --hollow    # for --dry-run
     python benchmarks/tools/make_model.py OUT --recipe w4a8 --family glm-5         # 418 GB of zeros: serve, rehearse
-    python benchmarks/tools/make_model.py OUT --recipe flash-w4a8 --family glm-5.3-flash        # the same, 191 GB
 
 Rows have spread scales and a few input channels are outliers (norm gains up, columns of their readers down), so that
 rotation and smoothing have something to do. `--dtype fp8` writes e4m3 with one scale per 128x128 block. Weights come
@@ -33,9 +32,10 @@ from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.writer import TensorSpec, shard_header, write_json
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config
+from glm5_ascend.model.config_file import load_config, parse_config
 from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.model.spec import Linear, Parameter, Vector, Weight
+from glm5_ascend.plan.model import family as planner_family
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.provenance import write_provenance
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
@@ -236,8 +236,6 @@ def main() -> None:
 
 def keys_of(family: str) -> dict[str, Any]:
     """config.json of a model of the family, as the planner knows it."""
-    from glm5_ascend.plan.model import family as planner_family
-
     model = planner_family().models[family]
     text = model.get("text_config")
     if text is None:
@@ -247,8 +245,6 @@ def keys_of(family: str) -> dict[str, Any]:
 
 def config_keys(args: argparse.Namespace) -> dict[str, Any]:
     """config.json with the changes that the options ask for."""
-    from glm5_ascend.model.config_file import parse_config
-
     changes = {
         "n_routed_experts": args.experts, "num_nextn_predict_layers": args.mtp, "vocab_size": args.vocab,
         "num_hidden_layers": args.layers, "first_k_dense_replace": args.dense,
@@ -256,8 +252,7 @@ def config_keys(args: argparse.Namespace) -> dict[str, Any]:
     raw = keys_of(args.family) if args.family else PRESETS[args.preset]
     text = raw.get("text_config", raw) | {key: value for key, value in changes.items() if value is not None}
     if "text_config" not in raw:
-        types = {"indexer_types": list(parse_config(text, args.out).indexer_types)} if args.family else {}
-        return text | types
+        return text | ({"indexer_types": list(parse_config(text, args.out).indexer_types)} if args.family else {})
     layers, dense = text["num_hidden_layers"], text["first_k_dense_replace"]
     # Every fourth layer has sparse attention; of fewer than four the last one.
     sparse = [layer % 4 == 3 or layer + 1 == layers < 4 for layer in range(layers)]

@@ -80,7 +80,7 @@ def test_flags_change_what_is_needed(directory: Path, monkeypatch: pytest.Monkey
     assert stated.cache == 7000 and longer.working > 1.5 * plain.working
     mtp = "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'
     drafts = need(directory, 0, monkeypatch, *mtp)
-    assert 0.4e9 < drafts.copied - plain.copied < 1e9  # the MTP layer's experts stay in the file
+    assert 0.5e9 < drafts.copied - plain.copied < 1e9  # the MTP layer's experts stay in the file
     monkeypatch.setattr(registry, "widens_bf16", lambda: True)
     assert need(directory, 0, monkeypatch, *mtp).copied < drafts.copied - 0.2e9  # its other linears, too
     monkeypatch.setattr(registry, "widens_bf16", lambda: False)
