@@ -76,9 +76,9 @@ def _other_prefix(checkpoint: LoadedCheckpoint, report: Report) -> bool:
     """Report layers whose names begin otherwise than the model's: one cause, not an error for every tensor."""
     model = {checkpoint.config.spec.layers_prefix}
     tensors, keys = _layer_prefixes(checkpoint.entries), _layer_prefixes(checkpoint.description or ())
-    for names, file, what in ((tensors, INDEX_NAME, "tensors"), (keys, DESCRIPTION_NAME, "the description")):
+    for names, file in ((tensors, INDEX_NAME), (keys, DESCRIPTION_NAME)):
         if names and not names & model:
-            why = f"{what} of layers begin with {min(names)!r}, the engine asks for {min(model)!r}"
+            why = f"layers begin with {min(names)!r}, the engine asks for {min(model)!r}"
             report.error("description.prefix", why, file=file, fix="rename them there, or quantize again")
             return True
     return False
