@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -68,10 +67,12 @@ def nonsense_in(stored: torch.Tensor, values: torch.Tensor) -> str | None:
         return None
     if text := text_in(stored):
         return text
-    low, high = (float(bound) for bound in values.aminmax())
-    if not math.isfinite(low + high) and (count := int((~values.isfinite()).sum())):
+    flat, body = values.reshape(-1), MATRIX_BODY if values.dim() > 1 else VECTOR_BODY
+    if float(flat.dot(flat)) < (_IMPOSSIBLE * body) ** 2:  # takes half of the time of a search for the largest value
+        return None
+    if count := int((~flat.isfinite()).sum()):
         return f"{count} values are NaN or infinite"
-    largest, body = max(high, -low), MATRIX_BODY if values.dim() > 1 else VECTOR_BODY
+    largest = float(flat.abs().max())
     if largest > _IMPOSSIBLE * body and (times := times_typical(values, largest, body, 1.0)) > _IMPOSSIBLE:
         return f"its largest value is {largest:.3g}, {times:.1g} times its typical one: no weight has that"
     return None
