@@ -63,7 +63,6 @@ class Engine:
         quantized = (Path(directory) / "quant_model_description.json").is_file()
         config = load_config(Path(directory))
         kinds = {config.attention_kind(layer) for layer in range(config.num_hidden_layers)}
-        self.computes_contexts = kinds != {"sparse"}  # a state is looked for by the number of its tokens
         sequence = cache_blocks(config, 4 if dtype == "float32" else 2, []).bytes_for(longest)
         layers = config.num_hidden_layers + bool(drafts)
         cache = cached * layers * CACHE_BYTES[dtype] if kinds == {"sparse"} else 2 * requests * sequence
@@ -133,23 +132,26 @@ class Engine:
         return time.perf_counter() - began
 
     def fill(self, prompts: list[list[int]], new_tokens: int) -> list[str]:
-        """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer.
-
-        With linear attention they are computed.
-        """
+        """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer."""
         import torch
 
-        if self.computes_contexts:
-            names = self.start(prompts, new_tokens)
-            self.until_first_tokens(names)
-            return names
+        from glm5_ascend.serve.plugin.linear_attention import LinearAttention
+        from glm5_ascend.serve.plugin.linear_states import step_metadata
 
+        layers = self.runner.compilation_config.static_forward_context
         hidden = self.runner.model_config.get_hidden_size()
-        self.runner._model_forward = lambda input_ids, **_: torch.zeros(len(input_ids), hidden, dtype=torch.bfloat16)
+
+        def uncomputed(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+            for name, layer in layers.items():
+                if isinstance(layer, LinearAttention):  # a state is looked for by the number of its tokens
+                    step_metadata(name).write_lengths(layer.kv_cache[2])
+            return torch.zeros(len(input_ids), hidden, dtype=torch.bfloat16)
+
+        self.runner._model_forward = uncomputed
         names = self.start(prompts, new_tokens)
         self.until_first_tokens(names)
         del self.runner._model_forward
-        for name, layer in self.runner.compilation_config.static_forward_context.items():
+        for name, layer in layers.items():
             if "indexer" in name and len(prompts[0]) > TOKENS:  # equal keys would be a special case of the selection
                 layer.kv_cache.normal_()
         return names
