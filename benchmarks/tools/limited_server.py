@@ -70,14 +70,25 @@ class Use(NamedTuple):
 
 @dataclass
 class Server:
-    """A running server: its process, URL, control group, ready line, and the most anonymous memory it had at a time."""
+    """A running server.
+
+    Attributes:
+        members: of its control group. memory, ready: the lines that it printed.
+        anonymous: the most anonymous bytes that all its processes had at a time.
+    """
 
     process: subprocess.Popen[str]
     url: str
     members: Path | None
+    memory: str = ""
     ready: str = ""
     anonymous: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def predicted(self) -> float:
+        """Anonymous bytes by the memory line: copies, caches, and what it works with."""
+        sizes = re.findall(r"of which (\S+) GB are copied|cache (\S+) GB|working memory (\S+) GB", self.memory)
+        return sum(1e9 * float(size) for row in sizes for size in row if size)
 
     def family(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -134,6 +145,8 @@ def serving(model: Path, members: Path | None, flags: list[str]) -> Iterator[Ser
         assert process.stdout is not None
         for line in process.stdout:
             print(f"  {time.perf_counter() - began:6.1f} s  {line}", end="", flush=True)
+            if line.startswith("memory:"):
+                server.memory = line
             if line.startswith("ready:"):
                 server.ready = line
                 break
