@@ -33,7 +33,7 @@ class Diagnosis:
         bad = [row for row in self.rows if row.status == PROBLEM]
         if not bad:
             return EXIT_OK
-        return EXIT_CHECK_FAILED if all(row.id or row.item == "checkpoint" for row in bad) else EXIT_ENVIRONMENT
+        return EXIT_CHECK_FAILED if not any(row.of_machine for row in bad) else EXIT_ENVIRONMENT
 
     @property
     def verdict(self) -> str:
