@@ -94,10 +94,10 @@ class Poller:
         self._last = result.outcomes
         least = {PROBE: 1}
         findings = {name: f"{both[name]} of {both.total()}" for name in FINDINGS if both[name] >= least.get(name, BAD)}
-        if low := {engine: value for engine, value in result.per_step.items() if value < self.least}:
-            engine = min(low, key=lambda name: low[name])
+        lowest, engine = min(((n, engine) for engine, n in result.per_step.items()), default=(self.least, ""))
+        if lowest < self.least:
             of = f" of engine {engine}" if len(result.per_step) > 1 else ""
-            findings[ACCEPTANCE] = f"{low[engine]:.2f} tokens per step{of}, {self.least:.2f} at least"
+            findings[ACCEPTANCE] = f"{lowest:.2f} tokens per step{of}, {self.least:.2f} at least"
         return findings
 
     def _questions(self, result: WatchPoll) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
