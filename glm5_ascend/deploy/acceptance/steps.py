@@ -15,7 +15,7 @@ from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.engine_lines import CPU
-from glm5_ascend.errors import EXIT_OK, CheckFailedError, Glm5Error, MissingEnvironmentError
+from glm5_ascend.errors import EXIT_OK, Glm5Error, MissingEnvironmentError
 from glm5_ascend.fidelity.api import run_evaluation
 from glm5_ascend.fidelity.options import EvaluateOptions
 from glm5_ascend.plan.api import plan
@@ -31,12 +31,7 @@ from glm5_ascend.serve.watching.canaries import learn_canaries
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
 #: Time to load 400 GB from a slow disk and to capture graphs.
 START_S = 5400.0
-#: This CPU as the planner's hardware.
-HARDWARE = "hardware.yaml"
-#: Implementations that run on an NPU: name in the registry -> words for a message.
-NPU_KERNELS = {"npu": "the official operators", "triton": "our Triton kernels"}
 FIGURES = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
-WINDOWS, WINDOW = 8, 256
 NPU_LOAD, CPU_LOAD = "in=3500,out=1500,concurrency=16,requests=32", "in=256,out=64,concurrency=4,requests=12"
 
 
@@ -47,6 +42,7 @@ class Acceptance:
     Attributes:
         client: of the server; its model is named once `start_server` has reached it.
         here: false if the profile needs an NPU, no server is given, and this machine has none.
+        hardware: the file of `measure_cpu` for the planner; empty: the profile's machine, by its name.
         stack: ends the server.
     """
 
@@ -54,6 +50,7 @@ class Acceptance:
     profile: Profile
     client: Client
     here: bool = True
+    hardware: str = ""
     stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -67,13 +64,9 @@ class Acceptance:
         return Path(self.options.out or f"accept-{self.options.profile}")
 
     @property
-    def on_npu(self) -> bool:
-        return self.profile.platform != CPU
-
-    @property
     def load(self) -> str:
         """The workload of the load test."""
-        return self.options.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
+        return self.options.workload or (CPU_LOAD if self.profile.platform == CPU else NPU_LOAD)
 
 
 @dataclass(frozen=True)
@@ -96,9 +89,9 @@ class StepResult:
 def run_doctor(acceptance: Acceptance) -> StepResult:
     """`doctor DIR --profile NAME`. Problems of a machine that is not the profile's do not count."""
     diagnosis = doctor(acceptance.directory, profile=acceptance.profile.name, role=next(iter(acceptance.profile.roles)))
-    failed = any(row.status == PROBLEM and (acceptance.here or not row.of_machine) for row in diagnosis.rows)
-    warned = any(row.status in (PROBLEM, WARNING) for row in diagnosis.rows)
-    status = FAILED if failed else WARNING if warned else OK
+    problems = diagnosis.of(PROBLEM)
+    failed = any(acceptance.here or not row.of_machine for row in problems)
+    status = FAILED if failed else WARNING if problems or diagnosis.of(WARNING) else OK
     return StepResult(status, diagnosis.verdict, {"rows": diagnosis.to_dict()["rows"]})
 
 
@@ -107,11 +100,11 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
     from glm5_ascend.model.device import find_device
     from glm5_kernels import ops
 
-    device = str(find_device("npu" if acceptance.on_npu else CPU))
+    device = str(find_device(acceptance.profile.platform))
     rows = list(ops.parity(device))
     results = Counter(row.implementation for row in rows if not row.skipped)
     failed = [f"{row.op} {row.implementation} {row.variant}: {row.worst}" for row in rows if not row.ok]
-    absent = [words for name, words in NPU_KERNELS.items() if acceptance.on_npu and name not in results]
+    absent = [] if device == CPU else sorted({"npu", "triton"} - results.keys())
     ran = ", ".join(f"{name} {count}" for name, count in results.items()) or "none but the reference's"
     verdict = f"results on {device}: {ran}; {len(failed)} failed" + (f": {failed[0]}" if failed else "")
     verdict += f"; nothing of {' and '.join(absent)} was compared" if absent else ""
@@ -121,24 +114,19 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
 
 
 def measure_cpu(acceptance: Acceptance) -> StepResult:
-    """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
+    """`plan measure`: this CPU as the planner's hardware."""
     from glm5_ascend.deploy.planning.measure import measure, write
 
-    try:
-        hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
-    except CheckFailedError as error:
-        return StepResult(WARNING, f"not measured: {error.message}", {"fix": error.tip})
-    write(hardware, acceptance.folder / HARDWARE)
+    hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
+    write(hardware, acceptance.folder / "hardware.yaml")
+    acceptance.hardware = str(acceptance.folder / "hardware.yaml")
     figures = hardware.model_dump(mode="json", include={"rates", "constants"})
     return StepResult(OK, f"{hardware.title}, measured on {hardware.measured_on}", figures)
 
 
 def predict(acceptance: Acceptance) -> StepResult:
-    """`plan DIR` for the profile's machine, its layout and this load. A missing plan is a warning."""
-    try:
-        planned = _planned(acceptance)
-    except Glm5Error as error:
-        return StepResult(WARNING, f"no plan: {error.message}", {"fix": error.tip})
+    """`plan DIR` for the profile's machine, its layout and this load."""
+    planned = _planned(acceptance)
     ranges = [f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name in FIGURES for x in [planned[name]]]
     figures = {name: planned[name] for name in (*FIGURES, "layout", "evidence", "nearest")}
     return StepResult(OK, ", ".join(ranges), figures)
@@ -169,7 +157,7 @@ def run_smoke(acceptance: Acceptance) -> StepResult:
 def evaluate_server(acceptance: Acceptance) -> StepResult:
     """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
     url, against = acceptance.client.url, acceptance.options.against or acceptance.directory
-    options = EvaluateOptions(url=url, against=against, window=WINDOW, windows=WINDOWS)
+    options = EvaluateOptions(url=url, against=against, window=256, windows=8)
     report = run_evaluation(options, key=acceptance.client.key)
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
@@ -219,11 +207,7 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     drafts = int((role.args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
     known = len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args
     layout = Layout(engine_of(role, acceptance.profile.line)).text() if known else None
-    hardware = str(acceptance.profile.hardware["node"])
-    if not acceptance.on_npu:
-        hardware = str(acceptance.folder / HARDWARE)
-        if not Path(hardware).is_file():
-            raise CheckFailedError("this machine was not measured", "see the step hardware")
+    hardware = acceptance.hardware or str(acceptance.profile.hardware["node"])
     report = plan(
         acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,
         acceptance=per_step or None if drafts == 3 else None,
@@ -231,6 +215,8 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     return report.to_dict()
 
 
+#: Steps that only predict: what they cannot is a warning.
+PREDICTIONS = ("hardware", "plan")
 #: Name, function, and whether the step needs the profile's machine, or its server.
 NPU, SERVER = "npu", "server"
 STEPS: tuple[tuple[str, Callable[[Acceptance], StepResult], str], ...] = (
