@@ -71,18 +71,18 @@ def canary(client: Client) -> SmokeResult:
     return SmokeResult(worst, detail, {"right": good, "asked": len(CANARIES)})
 
 
-def tool_call(client: Client) -> SmokeResult:
+def tool_call(client: Client, city: str = "Oslo") -> SmokeResult:
     """A tool call that the model decides to make, whole and streamed."""
     if not takes_tools(client):
         return SmokeResult(SKIPPED, NO_TOOLS)
     for stream in (False, True):
-        question = user("What is the weather in Oslo?")
+        question = user(f"What is the weather in {city}?")
         answer = ask(client, question, tools=[WEATHER], tool_choice="auto", stream=stream)
         if note := unfinished_thought(answer):
             return SmokeResult(WARNING, note)
-        if problem := tool_problem(answer, "Oslo"):
+        if problem := tool_problem(answer, city):
             return SmokeResult(FAILED, f"{'streamed' if stream else 'whole'}: {problem}")
-    return SmokeResult(OK, "get_weather(city='Oslo'), whole and streamed")
+    return SmokeResult(OK, f"get_weather(city={city!r}), whole and streamed")
 
 
 def thinking(client: Client) -> SmokeResult:

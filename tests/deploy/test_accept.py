@@ -9,10 +9,20 @@ import pytest
 
 from glm5_ascend.deploy.acceptance import run as acceptance_run
 from glm5_ascend.deploy.acceptance.run import acceptance_of, run
-from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, OK, SERVER, Acceptance, StepResult
+from glm5_ascend.deploy.acceptance.steps import (
+    FAILED,
+    NOT_RUN,
+    NPU,
+    OK,
+    SERVER,
+    Acceptance,
+    StepResult,
+    start_server,
+)
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.errors import CheckFailedError, ConfigError
+from glm5_ascend.serve.client import Client
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.fault_proxy import FaultProxy, spoiled
 from tests.support.command import glm5_ascend
@@ -33,10 +43,10 @@ def test_a_failed_step_does_not_end_the_others(tmp_path: Path, monkeypatch: pyte
         return name, take, need
 
     bad, odd = CheckFailedError("it is bad", "repair it"), RuntimeError("device-side assert")
-    steps = step("first", "", bad), step("odd", "", odd), step("second"), step("third", SERVER)
-    monkeypatch.setattr(acceptance_run, "STEPS", steps)
-    options = AcceptOptions(tmp_path / "checkpoint", profile="cpu", out=tmp_path, url="http://127.0.0.1:9")
-    acceptance = Acceptance(options, load("cpu"))
+    before = step("first", "", bad), step("odd", "", odd), step("second")
+    monkeypatch.setattr(acceptance_run, "STEPS", (*before, ("serve", start_server, NPU), step("third", SERVER)))
+    options = AcceptOptions(tmp_path / "checkpoint", profile="cpu", out=tmp_path)
+    acceptance = Acceptance(options, load("cpu"), Client("http://127.0.0.1:9"))
     results = {result.name: result for result in run(acceptance)}
     assert calls == ["first", "odd", "second"]
     first, serve = results["first"], results["serve"]
@@ -67,7 +77,7 @@ def test_without_an_npu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     assert written == report and written["versions"]["glm5-ascend"]
     assert all(len(file["sha256"]) == 64 for file in written["about"]["files"])
     (plan,) = (entry for entry in written["steps"] if entry["name"] == "plan")
-    assert "no plan" in plan["verdict"]  # this small model cannot be cut over 16 dies
+    assert plan["status"] == "warning" and plan["figures"]["fix"]  # this small model cannot be cut over 16 dies
 
 
 @pytest.mark.server

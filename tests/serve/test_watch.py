@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.errors import CheckFailedError
-from glm5_ascend.serve.client import Answer, Client
+from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.mtp import MtpCounts
 from glm5_ascend.serve.watching.api import WatchReport, watch
 from glm5_ascend.serve.watching.canaries import Canary, CanarySet, learn_canaries, read_canaries, repeats
@@ -68,7 +68,7 @@ def test_a_file_by_hand_and_a_recorded_one(tmp_path: Path) -> None:
 
 
 def is_wrong(canary: Canary, text: str) -> bool:
-    return bool(canary.problem(Answer(content=text)))
+    return not canary.is_answered_by(text)
 
 
 def test_wrong_and_repeated_answers() -> None:

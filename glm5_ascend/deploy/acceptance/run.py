@@ -1,43 +1,28 @@
-"""`glm5-ascend accept`: all steps in order, with one server for those that need it, and their report."""
+"""`glm5-ascend accept`: all steps in order, and their report."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, OK, SERVER, STEPS, Acceptance, StepResult
+from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, PREDICTIONS, SERVER, STEPS, Acceptance, StepResult
 from glm5_ascend.deploy.diagnosis.row import WARNING
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import CPU
-from glm5_ascend.errors import (
-    EXIT_CHECK_FAILED,
-    EXIT_ENVIRONMENT,
-    EXIT_OK,
-    ConfigError,
-    Glm5Error,
-    OutputError,
-    json_frame,
-)
-from glm5_ascend.files.written import write_file
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, Glm5Error, json_frame
+from glm5_ascend.files.written import disk_error, write_file
 from glm5_ascend.plan.inputs import parse_workload
-from glm5_ascend.report.header import make_header
+from glm5_ascend.report.header import hashed_file, make_header
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.client import Client, server_address
-from glm5_ascend.serve.local_server import server
 from glm5_ascend.serve.servable import check_directory
 
-REPORT = "accept.json"
-#: Time to load 400 GB from a slow disk and to capture graphs.
-NPU_START_S = 5400.0
-CPU_START_S = 1800.0
 #: Seconds for one answer of the server.
 ANSWER_S = 1800.0
 #: Files up to this size are hashed. Of shards only name and size are recorded; `verify` hashes them.
@@ -56,11 +41,11 @@ def accept(options: AcceptOptions, key: str, on_step: Callable[[StepResult], obj
         OutputError: the report cannot be written.
     """
     acceptance = acceptance_of(options, key)
-    path = acceptance.folder / REPORT
+    path = acceptance.folder / "accept.json"
     try:
         acceptance.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{acceptance.folder}: {error.strerror}", "name another folder with --out") from None
+        raise disk_error(acceptance.folder, error) from None
     about, results, content = _about(acceptance), list[StepResult](), dict[str, Any]()
     for result in run(acceptance):
         results.append(result)
@@ -74,9 +59,10 @@ def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
     """Check the options; see `accept` for the errors."""
     profile, url = load(options.profile), options.url and server_address(options.url)
     check_directory(Path(options.directory))
-    acceptance = Acceptance(options, profile, bool(url) or profile.platform == CPU or on_ascend(), key)
+    here = bool(url) or profile.platform == CPU or on_ascend()
+    acceptance = Acceptance(options, profile, Client(url, timeout=ANSWER_S, key=key), here)
     roles = list(profile.roles.values())
-    if acceptance.here and not url and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
+    if here and not url and (len(roles) > 1 or roles[0].nodes > 1 or roles[0].per_rank):
         raise ConfigError(
             f"profile {profile.name} has several servers, which one machine cannot start",
             "start them (glm5-ascend deploy render), and give the address of router or proxy with --url",
@@ -86,18 +72,10 @@ def acceptance_of(options: AcceptOptions, key: str) -> Acceptance:
 
 
 def run(acceptance: Acceptance) -> Iterator[StepResult]:
-    """Take the steps, first those that need no server, and yield their results.
-
-    The other steps run after a failure, too. Without a server, steps that need it are not run.
-    """
-    steps = [step for step in STEPS if step[2] != CPU or not acceptance.on_npu]
-    for name, function, need in steps:
-        if need != SERVER:
-            yield _result(name, function, need, acceptance)
-    with ExitStack() as stack:
-        yield _result("serve", lambda it: stack.enter_context(_server(it)), NPU, acceptance)
-        for name, function, need in steps:
-            if need == SERVER:
+    """Take the steps and yield their results. After a failure the others run, too, but none without what it needs."""
+    with acceptance.stack:
+        for name, function, need in STEPS:
+            if need != CPU or acceptance.profile.platform == CPU:
                 yield _result(name, function, need, acceptance)
 
 
@@ -122,10 +100,10 @@ def _about(acceptance: Acceptance) -> dict[str, Any]:
     for path in sorted(item for item in acceptance.directory.iterdir() if item.is_file()):
         files.append({"name": path.name, "bytes": path.stat().st_size})
         if files[-1]["bytes"] <= HASHED_BYTES:
-            files[-1]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            files[-1]["sha256"] = hashed_file(path).sha256
     return {
         "checkpoint": str(acceptance.directory.resolve()), "files": files, "profile": acceptance.profile.name,
-        "against": str(acceptance.against.resolve()), "url": acceptance.options.url,
+        "against": str(acceptance.options.against or acceptance.directory), "url": acceptance.options.url,
         "minutes": acceptance.options.minutes, "workload": acceptance.load,
     }  # fmt: skip
 
@@ -133,31 +111,13 @@ def _about(acceptance: Acceptance) -> dict[str, Any]:
 def _result(name: str, function: Callable[[Acceptance], StepResult], need: str, acceptance: Acceptance) -> StepResult:
     if need in (NPU, SERVER) and not acceptance.here:
         return StepResult(NOT_RUN, "needs an Atlas with vllm-ascend, which this machine is not", name=name)
-    if need == SERVER and acceptance.client is None:
+    if need == SERVER and not acceptance.client.model:
         return StepResult(NOT_RUN, "no server runs: see serve", name=name)
     began, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     try:
         result = function(acceptance)
     except Glm5Error as error:
-        result = StepResult(FAILED, error.message, {"fix": error.tip})
+        result = StepResult(WARNING if name in PREDICTIONS else FAILED, error.message, {"fix": error.tip})
     except Exception as error:  # any error of the machine's software is a result of the step
         result = StepResult(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:500])
     return replace(result, name=name, seconds=round(time.monotonic() - clock, 2), began=began)
-
-
-@contextmanager
-def _server(acceptance: Acceptance) -> Iterator[StepResult]:
-    with ExitStack() as stack:
-        url = acceptance.options.url
-        if not url:
-            limit = NPU_START_S if acceptance.on_npu else CPU_START_S
-            options = ["--profile", acceptance.profile.name, "--host", "127.0.0.1"]
-            log = acceptance.folder / "serve.log"
-            port = stack.enter_context(server(acceptance.directory, log, options=options, start_timeout=limit))
-            url = f"http://127.0.0.1:{port}"
-        client = Client(server_address(url), timeout=ANSWER_S, key=acceptance.key)
-        entry = client.entry()
-        acceptance.client = replace(client, model=entry["id"])
-        length = entry.get("max_model_len")
-        figures = {"model": entry["id"], "max_model_len": length}
-        yield StepResult(OK, f"{client.url} serves {entry['id']}, up to {length} tokens", figures)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
 from glm5_ascend.engine_lines import CPU
-from glm5_ascend.errors import EXIT_OK, CheckFailedError, Glm5Error, MissingEnvironmentError
+from glm5_ascend.errors import EXIT_OK, Glm5Error, MissingEnvironmentError
 from glm5_ascend.fidelity.api import run_evaluation
 from glm5_ascend.fidelity.options import EvaluateOptions
 from glm5_ascend.plan.api import plan
@@ -22,16 +24,14 @@ from glm5_ascend.plan.layout import Layout
 from glm5_ascend.serve import smoke
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.load import run_load
+from glm5_ascend.serve.local_server import server
 from glm5_ascend.serve.watching.api import watch
 from glm5_ascend.serve.watching.canaries import learn_canaries
 
 OK, FAILED, NOT_RUN = "ok", "failed", "not run"
-#: This CPU as the planner's hardware.
-HARDWARE = "hardware.yaml"
-#: Implementations that run on an NPU: name in the registry -> words for a message.
-NPU_KERNELS = {"npu": "the official operators", "triton": "our Triton kernels"}
+#: Time to load 400 GB from a slow disk and to capture graphs.
+START_S = 5400.0
 FIGURES = ("output_tokens_per_s", "tpot_ms", "ttft_ms")
-WINDOWS, WINDOW = 8, 256
 NPU_LOAD, CPU_LOAD = "in=3500,out=1500,concurrency=16,requests=32", "in=256,out=64,concurrency=4,requests=12"
 
 
@@ -40,16 +40,18 @@ class Acceptance:
     """What is accepted, how, and what the steps leave for each other.
 
     Attributes:
+        client: of the server; its model is named once `start_server` has reached it.
         here: false if the profile needs an NPU, no server is given, and this machine has none.
-        key: API key of the server.
-        client: of the server while it runs.
+        hardware: the file of `measure_cpu` for the planner; empty: the profile's machine, by its name.
+        stack: ends the server.
     """
 
     options: AcceptOptions
     profile: Profile
+    client: Client
     here: bool = True
-    key: str = ""
-    client: Client | None = None
+    hardware: str = ""
+    stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def directory(self) -> Path:
@@ -62,24 +64,9 @@ class Acceptance:
         return Path(self.options.out or f"accept-{self.options.profile}")
 
     @property
-    def against(self) -> Path:
-        """The reference of the evaluation."""
-        return Path(self.options.against or self.options.directory)
-
-    @property
-    def on_npu(self) -> bool:
-        return self.profile.platform != CPU
-
-    @property
     def load(self) -> str:
         """The workload of the load test."""
-        return self.options.workload or (NPU_LOAD if self.on_npu else CPU_LOAD)
-
-    @property
-    def server(self) -> Client:
-        """The client, for the steps that are taken only while the server runs."""
-        assert self.client is not None
-        return self.client
+        return self.options.workload or (CPU_LOAD if self.profile.platform == CPU else NPU_LOAD)
 
 
 @dataclass(frozen=True)
@@ -102,12 +89,10 @@ class StepResult:
 def run_doctor(acceptance: Acceptance) -> StepResult:
     """`doctor DIR --profile NAME`. Problems of a machine that is not the profile's do not count."""
     diagnosis = doctor(acceptance.directory, profile=acceptance.profile.name, role=next(iter(acceptance.profile.roles)))
-    rows = [{"item": row.item, "value": row.value, "status": row.status, "note": row.note} for row in diagnosis.rows]
-    problems = [row for row in diagnosis.rows if row.status == PROBLEM]
-    if not acceptance.here:
-        problems = [row for row in problems if row.id or row.item == "checkpoint"]
-    warned = diagnosis.exit_code != EXIT_OK or any(row["status"] == WARNING for row in rows)
-    return StepResult(FAILED if problems else WARNING if warned else OK, diagnosis.verdict, {"rows": rows})
+    problems = diagnosis.of(PROBLEM)
+    failed = any(acceptance.here or not row.of_machine for row in problems)
+    status = FAILED if failed else WARNING if problems or diagnosis.of(WARNING) else OK
+    return StepResult(status, diagnosis.verdict, {"rows": diagnosis.to_dict()["rows"]})
 
 
 def compare_kernels(acceptance: Acceptance) -> StepResult:
@@ -115,51 +100,54 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
     from glm5_ascend.model.device import find_device
     from glm5_kernels import ops
 
-    device = str(find_device("npu" if acceptance.on_npu else CPU))
+    device = str(find_device(acceptance.profile.platform))
     rows = list(ops.parity(device))
-    results: dict[str, int] = {}
-    for row in rows:
-        results[row.implementation] = results.get(row.implementation, 0) + (not row.skipped)
+    results = Counter(row.implementation for row in rows if not row.skipped)
     failed = [f"{row.op} {row.implementation} {row.variant}: {row.worst}" for row in rows if not row.ok]
-    figures = {"results": results, "largest_relative": max((row.relative for row in rows), default=0.0)}
-    if not any(results.values()):
-        return StepResult(FAILED, f"nothing but the reference runs on {device}", figures)
-    ran = ", ".join(f"{name} {count}" for name, count in results.items())
+    absent = [] if device == CPU else sorted({"npu", "triton"} - results.keys())
+    ran = ", ".join(f"{name} {count}" for name, count in results.items()) or "none but the reference's"
     verdict = f"results on {device}: {ran}; {len(failed)} failed" + (f": {failed[0]}" if failed else "")
-    absent = [words for name, words in NPU_KERNELS.items() if acceptance.on_npu and not results.get(name)]
     verdict += f"; nothing of {' and '.join(absent)} was compared" if absent else ""
-    return StepResult(FAILED if failed else WARNING if absent else OK, verdict, {**figures, "failed": failed[:20]})
+    largest = max((row.relative for row in rows), default=0.0)
+    figures = {"results": dict(results), "largest_relative": largest, "failed": failed[:20]}
+    return StepResult(FAILED if failed or not results else WARNING if absent else OK, verdict, figures)
 
 
 def measure_cpu(acceptance: Acceptance) -> StepResult:
-    """`plan measure`: this CPU as the planner's hardware. A busy machine that cannot be measured is a warning."""
+    """`plan measure`: this CPU as the planner's hardware."""
     from glm5_ascend.deploy.planning.measure import measure, write
 
-    try:
-        hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
-    except CheckFailedError as error:
-        return StepResult(WARNING, f"not measured: {error.message}", {"fix": error.tip})
-    write(hardware, acceptance.folder / HARDWARE)
+    hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
+    write(hardware, acceptance.folder / "hardware.yaml")
+    acceptance.hardware = str(acceptance.folder / "hardware.yaml")
     figures = hardware.model_dump(mode="json", include={"rates", "constants"})
     return StepResult(OK, f"{hardware.title}, measured on {hardware.measured_on}", figures)
 
 
 def predict(acceptance: Acceptance) -> StepResult:
-    """`plan DIR` for the profile's machine, its layout and this load. A missing plan is a warning."""
-    try:
-        planned = _planned(acceptance)
-    except Glm5Error as error:
-        return StepResult(WARNING, f"no plan: {error.message}", {"fix": error.tip})
+    """`plan DIR` for the profile's machine, its layout and this load."""
+    planned = _planned(acceptance)
+    ranges = [f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name in FIGURES for x in [planned[name]]]
     figures = {name: planned[name] for name in (*FIGURES, "layout", "evidence", "nearest")}
-    ranges = ((name, planned[name]) for name in FIGURES)
-    return StepResult(
-        OK, ", ".join(f"{name} {x['value']:g} [{x['low']:g}-{x['high']:g}]" for name, x in ranges), figures
-    )
+    return StepResult(OK, ", ".join(ranges), figures)
+
+
+def start_server(acceptance: Acceptance) -> StepResult:
+    """`serve DIR --profile NAME` until the last step has ended, or the running server of --url."""
+    client = acceptance.client
+    if not client.url:
+        options = ["--profile", acceptance.profile.name, "--host", "127.0.0.1"]
+        started = server(acceptance.directory, acceptance.folder / "serve.log", options=options, start_timeout=START_S)
+        client = replace(client, url=f"http://127.0.0.1:{acceptance.stack.enter_context(started)}")
+    entry = client.entry()
+    acceptance.client = replace(client, model=entry["id"])
+    figures = {"model": entry["id"], "max_model_len": entry.get("max_model_len")}
+    return StepResult(OK, f"{client.url} serves {entry['id']}, up to {figures['max_model_len']} tokens", figures)
 
 
 def run_smoke(acceptance: Acceptance) -> StepResult:
     """`smoke URL`."""
-    lines = smoke.run(acceptance.server)
+    lines = smoke.run(acceptance.client)
     statuses = {line.status for line in lines}
     status = FAILED if not smoke.passes(lines) else WARNING if WARNING in statuses else OK
     figures = {line.check: {"status": line.status, "detail": line.detail, **line.values} for line in lines}
@@ -168,9 +156,9 @@ def run_smoke(acceptance: Acceptance) -> StepResult:
 
 def evaluate_server(acceptance: Acceptance) -> StepResult:
     """`eval --url URL --against SRC`: the served log-probabilities against the reference on this CPU."""
-    url, against = acceptance.server.url, acceptance.against
-    options = EvaluateOptions(url=url, against=against, window=WINDOW, windows=WINDOWS)
-    report = run_evaluation(options, key=acceptance.key)
+    url, against = acceptance.client.url, acceptance.options.against or acceptance.directory
+    options = EvaluateOptions(url=url, against=against, window=256, windows=8)
+    report = run_evaluation(options, key=acceptance.client.key)
     verdict = report.verdict()
     status = {"good": OK, "fair": WARNING}.get(verdict.grade, FAILED)
     figures = {row.name: row.value for row in report.rows}
@@ -183,30 +171,28 @@ def run_load_test(acceptance: Acceptance) -> StepResult:
     clients = max(1, round(load.concurrency))
     size = load.prompt, load.output, clients, load.requests or 2 * clients
     try:
-        result = run_load(acceptance.server, acceptance.directory, *size)
+        result = run_load(acceptance.client, acceptance.directory, *size)
     except MissingEnvironmentError as error:
         return StepResult(WARNING, error.message)
-    figures: dict[str, Any] = {"measured": result.to_dict()}
+    measured = result.to_dict()
     if result.failed:
-        return StepResult(FAILED, f"{result.failed} of {size[-1]} requests failed", figures)
+        return StepResult(FAILED, f"{result.failed} of {size[-1]} requests failed", {"measured": measured})
     try:
         planned = _planned(acceptance, result.per_step)
     except Glm5Error as error:
-        return StepResult(WARNING, f"{result.output_tokens_per_s:.1f} tokens/s; no plan: {error.message}", figures)
-    outside, compared = [], []
-    for name in FIGURES:
-        value, predicted = getattr(result, name), planned[name]
-        compared.append(f"{name} {value:.4g} (plan [{predicted['low']:.4g}-{predicted['high']:.4g}])")
-        if not predicted["low"] <= value <= predicted["high"]:
-            outside.append(name)
-    figures["predicted"] = {name: planned[name] for name in FIGURES}
+        speed = f"{result.output_tokens_per_s:.1f} tokens/s"
+        return StepResult(WARNING, f"{speed}; no plan: {error.message}", {"measured": measured})
+    predicted = {name: planned[name] for name in FIGURES}
+    texts = [f"{name} {measured[name]:.4g} (plan [{x['low']:.4g}-{x['high']:.4g}])" for name, x in predicted.items()]
+    outside = [name for name, x in predicted.items() if not x["low"] <= measured[name] <= x["high"]]
     more = f"; outside of the plan's range: {', '.join(outside)}" if outside else ""
-    return StepResult(WARNING if outside else OK, f"{', '.join(compared)}{more}", figures)
+    figures = {"measured": measured, "predicted": predicted}
+    return StepResult(WARNING if outside else OK, f"{', '.join(texts)}{more}", figures)
 
 
 def run_watch(acceptance: Acceptance) -> StepResult:
     """`watch --learn`, then `watch` for the given minutes with a poll every ten seconds."""
-    client, file = acceptance.server, acceptance.folder / "canaries.json"
+    client, file = acceptance.client, acceptance.folder / "canaries.json"
     reference = learn_canaries(client.url, file, timeout=client.timeout, key=client.key)
     polls = max(2, round(acceptance.options.minutes * 6))
     report = watch(client.url, canaries=file, polls=polls, key=client.key, timeout=client.timeout)
@@ -219,14 +205,9 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     """The data of `plan --json` for the profile's layout. per_step: measured tokens per step, 0: not measured."""
     role, nodes = list(acceptance.profile.roles.values())[-1], int(acceptance.profile.hardware["nodes"])
     drafts = int((role.args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
-    layout = None
-    if len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args:
-        layout = Layout(engine_of(role, acceptance.profile.line)).text()
-    hardware = str(acceptance.profile.hardware["node"])
-    if not acceptance.on_npu:
-        hardware = str(acceptance.folder / HARDWARE)
-        if not Path(hardware).is_file():
-            raise CheckFailedError("this machine was not measured", "see the step hardware")
+    known = len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args
+    layout = Layout(engine_of(role, acceptance.profile.line)).text() if known else None
+    hardware = acceptance.hardware or str(acceptance.profile.hardware["node"])
     report = plan(
         acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,
         acceptance=per_step or None if drafts == 3 else None,
@@ -234,10 +215,12 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     return report.to_dict()
 
 
+#: Steps that only predict: what they cannot is a warning.
+PREDICTIONS = ("hardware", "plan")
 #: Name, function, and whether the step needs the profile's machine, or its server.
 NPU, SERVER = "npu", "server"
 STEPS: tuple[tuple[str, Callable[[Acceptance], StepResult], str], ...] = (
     ("doctor", run_doctor, ""), ("parity", compare_kernels, NPU), ("hardware", measure_cpu, CPU),
-    ("plan", predict, ""), ("smoke", run_smoke, SERVER), ("eval", evaluate_server, SERVER),
-    ("load", run_load_test, SERVER), ("watch", run_watch, SERVER),
+    ("plan", predict, ""), ("serve", start_server, NPU), ("smoke", run_smoke, SERVER),
+    ("eval", evaluate_server, SERVER), ("load", run_load_test, SERVER), ("watch", run_watch, SERVER),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,25 @@ class Diagnosis:
 
     rows: list[DoctorRow]
 
+    def of(self, status: str) -> list[DoctorRow]:
+        """The rows with a status."""
+        return [row for row in self.rows if row.status == status]
+
     @property
     def exit_code(self) -> int:
         """3: this machine lacks something; 1: a profile or a checkpoint is bad; 0: neither, warnings or not."""
-        bad = [row for row in self.rows if row.status == PROBLEM]
-        if not bad:
-            return EXIT_OK
-        return EXIT_CHECK_FAILED if all(row.id or row.item == "checkpoint" for row in bad) else EXIT_ENVIRONMENT
+        bad = self.of(PROBLEM)
+        return EXIT_OK if not bad else EXIT_ENVIRONMENT if any(row.of_machine for row in bad) else EXIT_CHECK_FAILED
 
     @property
     def verdict(self) -> str:
         """One line: `ok: ...`, or how many problems and which."""
-        problems = [row for row in self.rows if row.status == PROBLEM]
-        warnings = [row for row in self.rows if row.status == WARNING]
-        and_warnings = f", {_counted(warnings, 'warning')}" if warnings else ""
+        problems, warnings = self.of(PROBLEM), self.of(WARNING)
+        counts = [f"{len(rows)} {rows[0].status}{'s' * (len(rows) > 1)}" for rows in (problems, warnings) if rows]
         if not problems:
-            return f"ok: no problems{and_warnings}"
+            return ", ".join(["ok: no problems", *counts])
         named = [row.id or (row.value if row.item == "problem" else row.item) for row in problems]
-        return f"{_counted(problems, 'problem')}{and_warnings}: {'; '.join(dict.fromkeys(named))}"
+        return f"{', '.join(counts)}: {'; '.join(dict.fromkeys(named))}"
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `--json`."""
@@ -108,20 +110,14 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
         DoctorRow(it.id, f"{name}: {it.message}", PROBLEM if it.level == ERROR else WARNING, it.fix, it.id, it.source)
         for it in result.broken
     ]
-    checked = len(rules()) - len(result.unchecked)
-    note = f"{len(result.unchecked)} of {len(rules())} rules not checked: " + ", ".join(
-        sorted({fact for facts in result.unchecked.values() for fact in facts})
-    )
+    every, unchecked = len(rules()), len(result.unchecked)
+    note = f"{unchecked} of {every} rules not checked: {', '.join(sorted(set(chain(*result.unchecked.values()))))}"
     if result.assumed:
         note += f"; versions assumed as of {result.line.name}: this machine is not an Atlas"
-    verdict = f"{name}: {checked} rules checked, {len(rows)} broken"
+    verdict = f"{name}: {every - unchecked} rules checked, {len(rows)} broken"
     changed = [f"{key}={users} (the profile: {value})" for key, (users, value) in result.users_variables.items()]
     return [
         *rows,
         *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in changed),
-        DoctorRow("profile", verdict, "info" if rows else "ok", note if result.unchecked else profile.status),
+        DoctorRow("profile", verdict, "info" if rows else "ok", note if unchecked else profile.status),
     ]
-
-
-def _counted(rows: list[DoctorRow], word: str) -> str:
-    return f"{len(rows)} {word}" + ("" if len(rows) == 1 else "s")

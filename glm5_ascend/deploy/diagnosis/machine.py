@@ -10,10 +10,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from glm5_ascend.checkpoint.types import GIB
 
 TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/latest", "usr/local/Ascend/cann")
 DRIVER = "usr/local/Ascend/driver/version.info"
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "dpc")
 
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:
@@ -40,10 +43,6 @@ def cann_version(root: Path = Path("/")) -> str | None:
     return None
 
 
-def driver_version(root: Path = Path("/")) -> str | None:
-    return version_in(root / DRIVER)
-
-
 def version_in(path: Path) -> str | None:
     """The first version number after `version` and `=` on a line, in upper or lower case."""
     try:
@@ -56,11 +55,8 @@ def version_in(path: Path) -> str | None:
 
 def npu_smi() -> str:
     """The output of `npu-smi info`; empty where there is none."""
-    program = shutil.which("npu-smi")
-    if program is None:
-        return ""
     try:
-        return subprocess.run([program, "info"], capture_output=True, text=True, timeout=30, check=False).stdout
+        return subprocess.run(["npu-smi", "info"], capture_output=True, text=True, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -71,11 +67,8 @@ def hbm_gib(text: str) -> int | None:
     return round(min(totals) / 1024) if totals else None
 
 
-def on_network_mount(directory: Path, mounts: str) -> bool:
-    """Look up the file system of `directory` in the text of /proc/mounts: True for a network file system."""
-    mount, mounted = "", ""
-    for line in mounts.splitlines():
-        _, point, file_system, *_ = line.split(" ")
-        if (str(directory) + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(mount):
-            mount, mounted = point, file_system
-    return mounted in ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "dpc")
+def on_network_mount(directory: Path) -> bool:
+    """True if the file system of a directory, the last one mounted there, is a network's."""
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if directory.is_relative_to(mount.mountpoint)]
+    nearest = max(reversed(mounts), key=lambda mount: len(mount.mountpoint), default=None)
+    return nearest is not None and nearest.fstype in NETWORK_FILE_SYSTEMS

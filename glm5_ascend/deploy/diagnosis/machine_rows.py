@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from pathlib import Path
 
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
@@ -36,9 +37,7 @@ def version_rows() -> list[DoctorRow]:
         package_row("torch", note=f"CUDA {cuda} build" if cuda else "CPU build"),
         package_row("transformers"),
         DoctorRow("vllm", vllm or "not installed", "ok" if tested else "info", note),
-        package_row("vllm-ascend"),
-        package_row("torch_npu", "torch-npu"),
-        package_row("triton-ascend"),
+        *map(package_row, ("vllm-ascend", "torch_npu", "triton-ascend")),
         DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}"),
         *(DoctorRow("flags", text, "warning") for text in tables if text),
     ]
@@ -51,7 +50,7 @@ def device_rows() -> list[DoctorRow]:
     rows = [
         DoctorRow("NPUs", str(dies) if dies else "none", "info", f"{hbm} GiB each" if hbm else ""),
         DoctorRow("CANN", facts.get("cann", "not installed"), "info"),
-        DoctorRow("driver", machine.driver_version() or "not installed", "info"),
+        DoctorRow("driver", machine.version_in(Path("/", machine.DRIVER)) or "not installed", "info"),
         DoctorRow("/dev/shm", f"{facts['shm_gib']} GiB" if "shm_gib" in facts else "none", "info"),
         DoctorRow(
             "limits", f"open files {facts['open_files']}", "info",
@@ -77,9 +76,9 @@ def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
     return [DoctorRow("set", text, "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py")]
 
 
-def package_row(*names: str, note: str = "") -> DoctorRow:
-    version = environment.version_of(*names)
-    return DoctorRow(names[0], version or "not installed", "info", note if version else "")
+def package_row(name: str, note: str = "") -> DoctorRow:
+    version = environment.version_of(name)
+    return DoctorRow(name, version or "not installed", "info", note if version else "")
 
 
 def kernel_rows() -> list[DoctorRow]:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -22,7 +21,7 @@ from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.config_json import spec_of
+from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_values import indexer_schedule
 from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
@@ -30,7 +29,6 @@ from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
 from glm5_ascend.serve.environment import version_of, with_users_variables
 from glm5_ascend.serve.flag_table import FlagTable, installed_table
 
-MOUNTS = Path("/proc/mounts")
 #: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
 FEW_EXPERTS = 32
 
@@ -44,7 +42,6 @@ class Preflight:
         users_variables: variables whose value is the user's, not the profile's -> (user's, profile's).
     """
 
-    profile: str
     role: str
     broken: list[BrokenRule]
     unchecked: dict[str, list[str]]
@@ -140,19 +137,15 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     facts["shared_indexers"] = checkpoint.shared_indexers and not all(indexer_schedule(dict(config), layers))
     from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
 
-    names, spec = read_weight_map(directory), spec_of(config)
-    prefix = "model.layers." if spec is None else spec.layers_prefix
-    attention = {} if spec is None else spec.attention_kinds
-    kinds = [attention.get(name, "sparse") for name in (config.get("layer_types") or ())] if attention else []
+    names, spec = read_weight_map(directory), SPECS[config["model_type"]]
+    kinds = [spec.attention_kinds.get(name, "sparse") for name in config.get("layer_types") or ()]
     facts["linear_attention"] = "linear" in kinds
     if names is not None:
         sparse = [i for i in range(layers) if kinds[i : i + 1] != ["linear"]]
-        indexers = [f"{prefix}{i}.self_attn.indexer.wk.weight" for i in sparse]
+        indexers = [f"{spec.layers_prefix}{i}.self_attn.indexer.wk.weight" for i in sparse]
         facts["layers_without_indexer"] = sum(name not in names for name in indexers)
-        facts["mtp_tensors"] = sum(name.startswith(f"{prefix}{layers}.") for name in names)
-    if MOUNTS.is_file():
-        mounts = MOUNTS.read_text(encoding="utf-8")
-        facts["network_mount"] = machine.on_network_mount(directory.resolve(), mounts)
+        facts["mtp_tensors"] = sum(name.startswith(f"{spec.layers_prefix}{layers}.") for name in names)
+    facts["network_mount"] = machine.on_network_mount(directory.resolve())
     return facts
 
 
@@ -190,5 +183,5 @@ def preflight(
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
         _, users = with_users_variables(judged.env)
         changed = {name: (value, judged.env[name]) for name, value in users.items() if "{" not in judged.env[name]}
-        results.append(Preflight(profile.name, judged.name, broken, unchecked, assumed, line, changed))
+        results.append(Preflight(judged.name, broken, unchecked, assumed, line, changed))
     return results

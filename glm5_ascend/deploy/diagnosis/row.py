@@ -20,3 +20,8 @@ class DoctorRow:
     note: str = ""
     id: str = ""
     source: str = ""
+
+    @property
+    def of_machine(self) -> bool:
+        """False for what another machine would find as well: of a profile, or of the checkpoint."""
+        return not self.id and self.item != "checkpoint"

@@ -10,6 +10,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from glm5_ascend.errors import MissingEnvironmentError, shortened
+
+_FIX = "install gcc and binutils, then prepare again"
 #: The library that defines all stubs; the other libraries only have to exist.
 STUB_LIBRARY = "libascendcl.so"
 
@@ -18,19 +21,19 @@ def make_stubs(site_packages: Path, out: Path) -> list[str]:
     """Write the stub libraries for the torch_npu in `site_packages` to `out`; returns the functions they define."""
     wheel = sorted((site_packages / "torch_npu").rglob("*.so"))
     if not wheel:
-        raise RuntimeError(f"{site_packages}: no torch_npu with shared libraries; install the wheel first")
+        raise MissingEnvironmentError(f"{site_packages}: no torch_npu with shared libraries", _FIX)
     torch = sorted((site_packages / "torch/lib").glob("*.so*"))
     present = {path.name for path in (*wheel, *torch)}
     needed = sorted({name for library in wheel for name in needed_libraries(library)} - present)
     system = [path for name in needed if (path := system_library(name))]
     absent = [name for name in needed if not system_library(name)]
     if STUB_LIBRARY not in absent:
-        raise RuntimeError(f"torch_npu does not need {STUB_LIBRARY}, only {absent}: an unexpected build")
+        raise MissingEnvironmentError(f"torch_npu needs no {STUB_LIBRARY}, only {absent}: an unexpected build", _FIX)
     defined = {name for library in (*wheel, *torch, *system) for name in symbols(library, "--defined-only")}
     undefined = {name for library in wheel for name in symbols(library, "--undefined-only")} - defined
     functions = sorted(name for name in undefined if not name.startswith(("Py", "_Py")))  # defined by Python
     if data := [name for name in functions if name.startswith(("_ZTV", "_ZTI", "_ZTS"))]:
-        raise RuntimeError(f"torch_npu needs virtual tables, which a function cannot replace: {data[:5]}")
+        raise MissingEnvironmentError(f"torch_npu needs virtual tables, which no function replaces: {data[:5]}", _FIX)
     out.mkdir(parents=True, exist_ok=True)
     code = "".join(f"long {name}(void) {{ return 0; }}\n" for name in functions)
     for library in absent:
@@ -45,7 +48,7 @@ def build(library: str, code: str, out: Path) -> None:
         ["gcc", *flags, "-o", str(out / library)], input=code, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"gcc cannot build the stub {library}:\n{done.stderr[-2000:]}")
+        raise MissingEnvironmentError(f"gcc cannot build the stub {library}: {shortened(done.stderr, 300)}", _FIX)
 
 
 def needed_libraries(library: Path) -> set[str]:
@@ -70,4 +73,4 @@ def output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except FileNotFoundError:
-        raise RuntimeError(f"no program {command[0]!r}: the CANN stubs need gcc and binutils") from None
+        raise MissingEnvironmentError(f"no program {command[0]!r}: stubs need gcc and binutils", _FIX) from None

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -25,6 +24,7 @@ from glm5_ascend.options import StrPath
 from glm5_ascend.serve.asking import CANARIES, FAILED, NO_THINKING, ask, degenerate, judged, user
 from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.mtp import read_counts
+from glm5_ascend.serve.probes import REPLACEMENT
 
 #: Seconds for one answer.
 ANSWER_S = 60.0
@@ -36,7 +36,6 @@ SHIFT = 0.3
 #: Share of common characters (difflib): two healthy answers to a short question have more, noise has less.
 MIN_SIMILARITY = 0.5
 STEADY = 0.8
-MAX_FILE_BYTES = 4 * 1024**2
 #: Most tokens of an answer; later tokens mostly repeat.
 MAX_TOKENS = 160
 _PHRASE = re.compile(r"(.{8,120}?)\1{4,}", re.DOTALL)
@@ -71,20 +70,11 @@ class Canary(BaseModel):
             raise ValueError("logprobs needs one number per token of token_ids")
         return self
 
-    def problem(self, answer: Answer) -> str:
-        """The text of an answer that does not answer this question; empty for a good answer."""
-        text = answer.content
-        if "\N{REPLACEMENT CHARACTER}" in text[:-1]:  # the last one may be cut
-            return shown(text, 80)
-        if self.contains or not text.strip():
-            wrong = not text.strip() or self.contains not in text
-        else:
-            wrong = bool(self.answer) and similarity(self.answer, text) < MIN_SIMILARITY
-        return shown(text, 80) if wrong else ""
-
-    def distance(self, logprobs: Sequence[float]) -> float:
-        """Mean distance of an answer's log-probabilities from the recorded ones, nats."""
-        return sum(abs(a - b) for a, b in zip(self.logprobs, logprobs, strict=True)) / len(logprobs)
+    def is_answered_by(self, text: str) -> bool:
+        """False for an answer to another question, an empty or a broken one."""
+        good = text.strip() and self.contains in text and REPLACEMENT not in text[:-1]  # the last one may be cut
+        known = self.contains or not self.answer or similarity(self.answer, text) >= MIN_SIMILARITY
+        return bool(good and known)
 
 
 class CanarySet(BaseModel):
@@ -119,13 +109,13 @@ def repeats(text: str) -> bool:
     return bool(stripped) and (degenerate(stripped) or _PHRASE.search(stripped) is not None)
 
 
-def ask_salted(client: Client, question: str, **options: Any) -> Answer:
+def ask_salted(client: Client, question: str) -> Answer:
     """Ask greedily, without thinking if the model can; a thought that fills the answer gets more tokens.
 
     A salt keeps vLLM from answering out of its prefix cache, which could hide a fault.
     """
     salt = {"cache_salt": secrets.token_hex(8), "return_token_ids": True}
-    return ask(client, user(question), max_tokens=MAX_TOKENS, **NO_THINKING, **salt, **options)
+    return ask(client, user(question), max_tokens=MAX_TOKENS, **NO_THINKING, **salt)
 
 
 def read_canaries(path: Path) -> CanarySet:
@@ -134,7 +124,7 @@ def read_canaries(path: Path) -> CanarySet:
     Raises:
         TextError: missing, or not such a file; names the entry.
     """
-    data = read_json_object(path, max_bytes=MAX_FILE_BYTES, error=TextError, fix=_TIP)
+    data = read_json_object(path, error=TextError, fix=_TIP)
     try:
         return CanarySet.model_validate(data)
     except ValidationError as error:
@@ -177,8 +167,7 @@ def _learn_one(client: Client, canary: Canary) -> Canary | None:
     answers = [ask_salted(client, canary.question) for _ in range(ROUNDS)]
     texts = [answer.content.strip() for answer in answers]
     for text in texts:
-        status = judged(client, canary.question, canary.contains, text)
-        if not text or repeats(text) or status == FAILED:
+        if not text or repeats(text) or judged(client, canary.question, canary.contains, text) == FAILED:
             raise CheckFailedError(
                 f"{client.url} is not healthy: {canary.question!r} -> {shown(text, 80)}", "learn from a healthy server"
             )
@@ -187,7 +176,7 @@ def _learn_one(client: Client, canary: Canary) -> Canary | None:
     if min(similarity(texts[0], text) for text in texts) < STEADY:
         return canary if canary.contains else None
     prompt_ids, token_ids = answers[0].prompt_ids, answers[0].token_ids
-    values: dict[str, Any] = {"answer": texts[0]}
+    values = {**canary.model_dump(), "answer": texts[0]}
     if prompt_ids and token_ids and (logprobs := client.score(prompt_ids, token_ids)):
         values |= {"prompt_ids": prompt_ids, "token_ids": token_ids, "logprobs": logprobs}
-    return Canary(**{**canary.model_dump(), **values})
+    return Canary(**values)

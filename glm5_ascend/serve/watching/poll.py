@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
-from typing import Any
+from statistics import fmean
 
 from glm5_ascend.errors import CheckFailedError, MissingEnvironmentError, shortened, shown
-from glm5_ascend.serve.asking import FAILED, WEATHER, SmokeResult, tool_problem, unfinished_thought
-from glm5_ascend.serve.client import Answer, Client
+from glm5_ascend.serve.asking import FAILED, SmokeResult, unfinished_thought
+from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.mtp import MtpCounts, read_counts
 from glm5_ascend.serve.probes import PROBES
+from glm5_ascend.serve.smoke import tool_call
 from glm5_ascend.serve.watching.canaries import SHIFT, Canary, CanarySet, ask_salted, repeats
 
 #: Outcomes of a question besides the findings. SILENT: no answer in time, which can happen on a busy server.
@@ -93,27 +94,26 @@ class Poller:
         self._last = result.outcomes
         least = {PROBE: 1}
         findings = {name: f"{both[name]} of {both.total()}" for name in FINDINGS if both[name] >= least.get(name, BAD)}
-        if low := {engine: value for engine, value in result.per_step.items() if value < self.least}:
-            engine = min(low, key=lambda name: low[name])
+        lowest, engine = min(((n, engine) for engine, n in result.per_step.items()), default=(self.least, ""))
+        if lowest < self.least:
             of = f" of engine {engine}" if len(result.per_step) > 1 else ""
-            findings[ACCEPTANCE] = f"{low[engine]:.2f} tokens per step{of}, {self.least:.2f} at least"
+            findings[ACCEPTANCE] = f"{lowest:.2f} tokens per step{of}, {self.least:.2f} at least"
         return findings
 
     def _questions(self, result: WatchPoll) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
         """Each question, and the function that asks it."""
         for canary in self.canaries:
-            yield canary.question, partial(self._ask, canary.question, WRONG, canary.problem)
+            yield canary.question, partial(self._ask, canary)
             if canary.logprobs:
                 yield f"score of {canary.question}", partial(self._score, result, canary)
         for city in CITIES:
-            question, problem = f"What is the weather in {city}?", partial(tool_problem, city=city)
-            yield question, partial(self._ask, question, EMPTY, problem, tools=[WEATHER], tool_choice="auto")
+            yield f"tool call for {city}", partial(self._check, EMPTY, partial(tool_call, city=city))
         probe = next(self._probes)  # one in each poll
-        yield probe, partial(self._probe, PROBES[probe])
+        yield probe, partial(self._check, PROBE, PROBES[probe])
 
-    def _probe(self, probe: Callable[[Client], SmokeResult]) -> tuple[str, str]:
-        result = probe(self.client)
-        return (PROBE, shortened(result.detail, 160)) if result.status == FAILED else (GOOD, "")
+    def _check(self, sign: str, check: Callable[[Client], SmokeResult]) -> tuple[str, str]:
+        result = check(self.client)
+        return (sign, shortened(result.detail, 160)) if result.status == FAILED else (GOOD, "")
 
     def _outcome(self, put: Callable[[], tuple[str, str]]) -> tuple[str, str]:
         """Outcome and message of a question. Raises `ConfigError` if the server has no model."""
@@ -126,18 +126,18 @@ class Poller:
         except MissingEnvironmentError as error:
             return SILENT, error.message
 
-    def _ask(self, question: str, sign: str, problem_of: Callable[[Answer], str], **options: Any) -> tuple[str, str]:
-        answer = ask_salted(self.client, question, **options)
+    def _ask(self, canary: Canary) -> tuple[str, str]:
+        answer = ask_salted(self.client, canary.question)
         if repeats(answer.content) or repeats(answer.reasoning):
             return REPEATED, shown(answer.content or answer.reasoning, 80)
-        problem = "" if unfinished_thought(answer) else problem_of(answer)
-        return (sign, shortened(problem, 80)) if problem else (GOOD, "")
+        good = unfinished_thought(answer) or canary.is_answered_by(answer.content)
+        return (GOOD, "") if good else (WRONG, shown(answer.content, 80))
 
     def _score(self, result: WatchPoll, canary: Canary) -> tuple[str, str]:
         logprobs = self.client.score(list(canary.prompt_ids), list(canary.token_ids))
         if logprobs is None:
             raise CheckFailedError("no log-probabilities, which the server returned when the canaries were recorded")
-        distance = canary.distance(logprobs)
+        distance = fmean(abs(now - before) for now, before in zip(logprobs, canary.logprobs, strict=True))
         result.shift = max(result.shift or 0.0, distance)
         if not distance <= SHIFT:  # NaN is bad, too
             return MOVED, f"log-probabilities moved by {distance:.2f} nats on average, {SHIFT} are allowed"

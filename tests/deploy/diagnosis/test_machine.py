@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from packaging.version import Version
 
@@ -25,7 +27,7 @@ from tests.support.command import in_process
 NPU_SMI = (Path(__file__).parent / "npu_smi.txt").read_text()
 #: The toolkit's install file, in the form vllm-ascend's collect_env.py prints it.
 TOOLKIT = "package_name=Ascend-cann-toolkit\nversion={}\ninnerversion=V100R001C23SPC001B235\narch=aarch64\nos=linux\n"
-MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/models /mnt/models nfs4 rw 0 0\n/dev/sdb /mnt/models/local ext4 rw 0 0\n"
+MOUNTS = [("/", "ext4"), ("/mnt/models", "autofs"), ("/mnt/models", "nfs4"), ("/mnt/models/local", "ext4")]
 
 
 def atlas(root: Path, dies: int, cann: str) -> Path:
@@ -45,7 +47,7 @@ def test_an_atlas_is_read(tmp_path: Path) -> None:
     root = atlas(tmp_path, 16, "9.1.0")
     facts = machine.facts(root)
     assert facts["device_count"] == 16 and facts["cann"] == "9.1.0"
-    assert machine.driver_version(root) == "25.5.1"
+    assert machine.version_in(root / machine.DRIVER) == "25.5.1"
 
 
 def test_a_release_candidate_of_cann(tmp_path: Path) -> None:
@@ -61,8 +63,10 @@ def test_hbm_from_npu_smi() -> None:
     ("directory", "network"),
     [("/mnt/models/glm5", True), ("/mnt/models/local/glm5", False), ("/mnt/modelsx", False), ("/data", False)],
 )
-def test_network_mounts(directory: str, network: bool) -> None:
-    assert machine.on_network_mount(Path(directory), MOUNTS) is network
+def test_network_mounts(directory: str, network: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [SimpleNamespace(mountpoint=point, fstype=name) for point, name in MOUNTS]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    assert machine.on_network_mount(Path(directory)) is network
 
 
 def test_an_empty_machine_is_not_called_an_atlas(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,10 +59,7 @@ def _is_scales(args: Any) -> bool:
 
 def _elements(args: Any, keywords: dict[str, Any]) -> int:
     size = keywords.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
-    count = 1
-    for extent in size:
-        count *= int(extent) if isinstance(extent, int) else 1
-    return count
+    return math.prod(extent for extent in size if isinstance(extent, int))
 
 
 @dataclass
