@@ -57,8 +57,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
 
 
-def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Index:
-    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys (of pools) and head weights."""
+def index_parts(
+    indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed, queries: Tensor | slice = slice(None)
+) -> Index:
+    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys (of pools) and head weights.
+
+    Args:
+        queries: positions of the queries that are wanted; the keys are those of all tokens.
+    """
     batch, length, _ = hidden.shape
     rope = indexer.qk_rope_head_dim
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
@@ -68,9 +74,9 @@ def index_parts(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -
         gate = F.linear(hidden[:, :whole], indexer.index_kpool_compress_gate).unflatten(1, (-1, pool))
         share = (gate.float() + indexer.index_kpool_compress_ape).softmax(2)
         k = (share * k[:, :whole].unflatten(1, (-1, pool))).sum(2)
-    q = indexer.wq_b(q_resid).view(batch, length, indexer.n_heads, indexer.head_dim)
-    q = torch.cat((rotate(q[..., :rope], layout.cos, layout.sin), q[..., rope:]), dim=-1)
-    return Index(q, k, indexer.weights_proj(hidden) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
+    q = indexer.wq_b(q_resid[:, queries]).view(batch, -1, indexer.n_heads, indexer.head_dim)
+    q = torch.cat((rotate(q[..., :rope], layout.cos[:, queries], layout.sin[:, queries]), q[..., rope:]), dim=-1)
+    return Index(q, k, indexer.weights_proj(hidden[:, queries]) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
 
 
 def pool_of(indexer: Any) -> int:
@@ -101,6 +107,29 @@ def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Ten
     return selected
 
 
+class Operands(NamedTuple):
+    """Queries, keys and values [B, T, heads, D], rotated; q_resid: the latent of the queries [B, T, q_lora]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_resid: Tensor
+
+
+def operands(layer: Any, hidden: Tensor, layout: Packed) -> Operands:
+    """The operands of a `GlmMoeDsaAttention` for normalised hidden states [B, T, hidden]."""
+    batch, length, _ = hidden.shape
+    heads, nope = layer.num_heads, layer.qk_nope_head_dim
+    q_resid = layer.q_a_layernorm(layer.q_a_proj(hidden))
+    q = layer.q_b_proj(q_resid).view(batch, length, heads, layer.qk_head_dim)
+    latent, k_rope = layer.kv_a_proj_with_mqa(hidden).split([layer.kv_lora_rank, layer.qk_rope_head_dim], -1)
+    kv = layer.kv_b_proj(layer.kv_a_layernorm(latent)).view(batch, length, heads, nope + layer.v_head_dim)
+    k_rope = rotate(k_rope.unsqueeze(2), layout.cos, layout.sin).expand(-1, -1, heads, -1)
+    q = torch.cat((q[..., :nope], rotate(q[..., nope:], layout.cos, layout.sin)), dim=-1)
+    k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
+    return Operands(q, k, kv[..., nope:], q_resid)
+
+
 def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer.
 
@@ -116,20 +145,12 @@ def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) 
         output [B, T, hidden] and the divergence (scalar) or None.
     """
     batch, length, _ = hidden.shape
-    heads, nope = layer.num_heads, layer.qk_nope_head_dim
-    q_resid = layer.q_a_layernorm(layer.q_a_proj(hidden))
-    q = layer.q_b_proj(q_resid).view(batch, length, heads, layer.qk_head_dim)
-    latent, k_rope = layer.kv_a_proj_with_mqa(hidden).split([layer.kv_lora_rank, layer.qk_rope_head_dim], -1)
-    kv = layer.kv_b_proj(layer.kv_a_layernorm(latent)).view(batch, length, heads, nope + layer.v_head_dim)
-    k_rope = rotate(k_rope.unsqueeze(2), layout.cos, layout.sin).expand(-1, -1, heads, -1)
-    q = torch.cat((q[..., :nope], rotate(q[..., nope:], layout.cos, layout.sin)), dim=-1)
-    k = torch.cat((kv[..., :nope], k_rope.to(kv.dtype)), dim=-1)
-
+    q, k, v, q_resid = operands(layer, hidden, layout)
     allowed = layout.allowed
     seen, resid = hidden.detach(), q_resid.detach()
     if mode == "sparse":
         allowed = select(layer.indexer, seen, resid, layout)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), kv[..., nope:].transpose(1, 2)
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     padded = F.pad(v, (0, layer.qk_head_dim - layer.v_head_dim))  # equal widths take the fused kernel
     mixed = F.scaled_dot_product_attention(q, k, padded, allowed[:, None], scale=layer.scaling)[..., : layer.v_head_dim]
     output = layer.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))

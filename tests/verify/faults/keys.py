@@ -53,7 +53,7 @@ def key_prefix(before: str, after: str) -> Edit:
 
 
 ROWS = [
-    Row(K, "without model.", key_prefix("model.", ""), "layers begin with 'layers.', the engine asks for 'model.layers.'"),
+    Row(K, "without model.", key_prefix("model.", ""), "layers begin with 'layers.', the engine asks for 'model."),
     Row(K, "a wrapper", key_prefix("model.", "language_model.model."), "begin with 'language_model.model.layers"),
     Row(K, "another head", key_prefix("model.layers.", "transformer.layers."), "begin with 'transformer.layers"),
     # -- description
