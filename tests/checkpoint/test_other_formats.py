@@ -84,6 +84,7 @@ FOLDERS: dict[str, tuple[dict[str, object], str, str]] = {
     "pickles": ({"config.json": tiny_config(), "pytorch_model-00001.bin": ""}, "never opened", "safetensors"),
     "megatron": ({"latest_checkpointed_iteration.txt": "7"}, "Megatron", "export"),
     "draft": ({"config.json": tiny_config(model_type="glm_moe_dsa_mtp")}, "MTP layer alone", "whole model"),
+    "another family": ({"config.json": {"model_type": "glm4_moe"}}, "model_type is 'glm4_moe'", "GLM-4.5"),
     "patched": ({"config.json": tiny_config(model_type="deepseek_v32")}, "deepseek_v32", "restore the original"),
     "yarn": (
         {"config.json": tiny_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})}, "YaRN", "original",
