@@ -86,23 +86,8 @@ def test_the_command_of_the_document_is_not_refused(tiny_w8a8: Path) -> None:
     flags += ["--additional-config", '{"enable_dsa_cp":true,"enable_fused_mc2":1,"enable_flashcomm1":true}']
     flags += ["--speculative-config", '{"num_speculative_tokens":1,"method":"deepseek_mtp","enforce_eager":true}']
     flags += ["--kv-transfer-config", json.dumps(multi("kv_producer"))]
-    done = in_process(
-        "serve",
-        tiny_w8a8,
-        "--profile",
-        "a3-pd",
-        "--role",
-        "prefill",
-        "--head",
-        "h",
-        "--ip",
-        "10.0.0.1",
-        "--nic",
-        "e",
-        "--dry-run",
-        "--",
-        *flags,
-    )
+    place = ["--role", "prefill", "--head", "h", "--ip", "10.0.0.1", "--nic", "e"]
+    done = in_process("serve", tiny_w8a8, "--profile", "a3-pd", *place, "--dry-run", "--", *flags)
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr and "warning P64" in done.stderr
 
@@ -214,9 +199,6 @@ def test_sglang_gets_the_key_by_its_flag(tiny_w4a8: Path, monkeypatch: pytest.Mo
 def test_what_follows_the_dashes_is_the_engines() -> None:
     done = in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "8")
     assert "--max-num-seqs" not in done.stderr and "rules checked" in done.stdout.replace("\n", " ")
-    assert_one_clear_line(
-        in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "x"), 2, "expected a whole"
-    )
 
 
 IMAGE = {

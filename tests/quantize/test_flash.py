@@ -288,8 +288,7 @@ def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, t
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
 )
 def test_what_flash_does_not_have_is_refused(
-    command: tuple[str, ...], words: str, tiny_flash: Path, tiny_quantized: Quantized, tmp_path: Path
+    command: tuple[str, ...], words: str, tiny_flash: Path, tmp_path: Path
 ) -> None:
-    w4a8 = tiny_quantized("flash-w4a8", tiny_flash)
-    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out", w4a8=w4a8) for word in command))
+    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out") for word in command))
     assert_one_clear_line(done, 2, words)
