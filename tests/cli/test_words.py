@@ -14,6 +14,7 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import shell_word
 from tests.support.command import assert_one_clear_line, environment, in_process, interruptible
+from tests.support.programs import PRINTS, stand_in
 
 ODD = ["plain", "two words", "it's", "a\nb", "\x1b[2J", "caf\xe9", os.fsdecode(b"caf\xe9"), "$HOME `id` \\", "-x", ""]
 
@@ -64,11 +65,10 @@ def test_a_command_to_paste_is_no_open_server(tiny_w4a8: Path, tmp_path: Path, m
     """Run by bash with a `vllm` that tells its key."""
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     for program in ("vllm", "python"):
-        (tmp_path / program).write_text('#!/bin/sh\necho "key=$VLLM_API_KEY" "$@"\n')
-        (tmp_path / program).chmod(0o755)
+        path = stand_in(tmp_path, program, '#!/bin/sh\necho "key=$VLLM_API_KEY" "$@"\n')
 
     def pasted(text: str, **env: str) -> subprocess.CompletedProcess[str]:
-        variables = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", **env)
+        variables = environment(PATH=path, **env)
         return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, env=variables)
 
     plan = in_process("plan", "--quant", "w4a8").stdout.split("run it: ")[-1].split("\n\n")[0].replace("\n", " ")
@@ -90,10 +90,8 @@ def test_a_command_to_paste_is_no_open_server(tiny_w4a8: Path, tmp_path: Path, m
 
 
 def test_the_proxy_takes_more_arguments(tmp_path: Path) -> None:
-    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    script = rendered_texts(load("a3-pd"), "shell", "/models/x")["proxy.sh"]
-    env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", PREFILL_NODES="a b", DECODE_NODES="c", PROXY="p.py")
+    script, path = rendered_texts(load("a3-pd"), "shell", "/models/x")["proxy.sh"], stand_in(tmp_path, "python", PRINTS)
+    env = environment(PATH=path, PREFILL_NODES="a b", DECODE_NODES="c", PROXY="p.py")
     command = ["bash", "-c", script, "proxy.sh", "--open", "--log-level", "two words"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     assert done.stdout.splitlines()[-2:] == ["--log-level", "two words"]
