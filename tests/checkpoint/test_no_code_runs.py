@@ -13,6 +13,7 @@ import pytest
 
 from glm5_ascend.checkpoint.output import copy_serving_files
 from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.tiny_model import change_json
 
 TEXTS = """
 import sys, torch
@@ -38,10 +39,8 @@ def trap(tiny_source: Path, tmp_path: Path) -> Path:
     code = f"open({str(mark)!r}, 'w').close()\nfrom transformers import PreTrainedTokenizerFast as Trap\n"
     for name in ("tokenization_trap.py", "tokenizer_trap.py"):
         (source / name).write_text(code)
-    path = source / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    settings |= {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["tokenization_trap.Trap"] * 2}}
-    path.write_text(json.dumps(settings))
+    found_by = {"AutoTokenizer": ["tokenization_trap.Trap"] * 2}
+    change_json(source / "tokenizer_config.json", tokenizer_class="Trap", auto_map=found_by)
     return source
 
 

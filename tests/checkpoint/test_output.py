@@ -130,7 +130,7 @@ def test_one_process_after_the_other(tmp_path: Path) -> None:
         assert (run_dir / "lock").read_bytes()
 
 
-def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path, tiny_source: Path) -> None:
+def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir(), out.mkdir()
     names = ["tokenizer.model", "tokenizer.json", "x.tiktoken", "chat_template.jinja", "generation_config.json"]

@@ -19,6 +19,7 @@ from glm5_ascend.checkpoint import tokenizer as limits
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
 from tests.support.command import TIMEOUT_S, environment, glm5_ascend, interruptible
+from tests.support.tiny_model import change_json
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -29,14 +30,7 @@ def source(tiny_source: Path, tmp_path: Path) -> Path:
 
 
 def with_normalizers(source: Path, *normalizers: dict[str, object]) -> SourceTokenizer:
-    path = source / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    path.write_text(json.dumps(tokenizer | {"normalizer": {"type": "Sequence", "normalizers": list(normalizers)}}))
-    return SourceTokenizer(source)
-
-
-def with_template(source: Path, template: str) -> SourceTokenizer:
-    (source / "chat_template.jinja").write_text(template)
+    change_json(source / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": list(normalizers)})
     return SourceTokenizer(source)
 
 

@@ -18,6 +18,7 @@ from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from glm5_ascend.serve import versions
 from tests.deploy.support.public_cases import PROFILE, broken
 from tests.support.command import assert_one_clear_line, in_process
+from tests.support.tiny_model import change_json
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -146,8 +147,7 @@ def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Callable[[
     from glm5_ascend.checkpoint.summary import summarize
 
     pruned = editable(tiny_w4a8)
-    config = json.loads((pruned / "config.json").read_text())
-    (pruned / "config.json").write_text(json.dumps({**config, "n_routed_experts": 168, "num_attention_heads": 64}))
+    change_json(pruned / "config.json", n_routed_experts=168, num_attention_heads=64)
     summary, profile = summarize(pruned), load(PROFILE)
     for flags, rules in (("", {"P50"}), ("-tp 8", set()), ("-tp 12", {"P67"}), ("-tp 8 -dp 2", {"P50"})):
         (result,) = preflight(profile, summary, None, flags.split())

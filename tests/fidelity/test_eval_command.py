@@ -56,7 +56,7 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert WORDS in text.read_text()
 
 
-def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
+def test_another_model(tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
     for key, value in {"vocab_size": 328, "num_hidden_layers": 4, "n_routed_experts": 8}.items():
         other = write_tiny_model(tmp_path / key, **{key: value})
         done = command(tiny_w4a8, "--against", other, "--text", text, "--window", 64)

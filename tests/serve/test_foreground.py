@@ -104,7 +104,7 @@ def test_a_server_that_ends_too_early_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "log") in error.value.tip
 
 
-def test_end_kills_a_process_that_ignores_sigterm(tmp_path: Path) -> None:
+def test_end_kills_a_process_that_ignores_sigterm() -> None:
     ignoring = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     )

@@ -241,6 +241,11 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
+def change_json(path: Path, **values: Any) -> None:
+    """Give keys of a JSON file other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def write_calibration(path: Path) -> Path:
     """Some hundred tokens of text and one conversation."""
     lines: list[Any] = [

@@ -41,9 +41,7 @@ def test_float_experts_end_the_start_of_sglang_alone(tiny_source: Path, tmp_path
         assert verify(out, engine=engine, deep=False).findings == []
 
 
-def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(
-    tiny_w4a8: Path, editable: Copy, tiny_source: Path
-) -> None:
+def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(tiny_w4a8: Path, editable: Copy) -> None:
     checkpoint = Checkpoint(editable(tiny_w4a8))
     key = "model.layers.1.self_attn.o_proj.weight"
     with checkpoint.json(DESCRIPTION) as description:

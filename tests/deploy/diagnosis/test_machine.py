@@ -20,6 +20,7 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
 from tests.support.command import in_process
+from tests.support.tiny_model import change_json
 
 #: Two dies of an A3 as npu-smi prints them: vllm-ascend issue 12980.
 NPU_SMI = (Path(__file__).parent / "npu_smi.txt").read_text()
@@ -120,18 +121,14 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
     assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
     broken = editable(tiny_w4a8)
-    config = json.loads((broken / "config.json").read_text()) | {"indexer_types": ["full", "shared", "full"]}
     for keys, shared in (({}, False), ({"index_topk_pattern": "FSF"}, True)):  # vLLM reads the second
-        (broken / "config.json").write_text(json.dumps(config | keys))
+        change_json(broken / "config.json", indexer_types=["full", "shared", "full"], **keys)
         assert preflight.checkpoint_facts(summarize(broken))["shared_indexers"] is shared
     path = broken / "quant_model_description.json"
-    description = json.loads(path.read_text())
-    name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
-    path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
-    assert (
-        preflight.checkpoint_facts(summarize(broken))["kv_b_quantized"]
-        and preflight.checkpoint_facts(summarize(broken))["group_size"] == 256
-    )
+    name = next(key for key in json.loads(path.read_text()) if key.endswith(".kv_b_proj.weight"))
+    change_json(path, **{name: "W8A8_DYNAMIC", "group_size": 256})
+    facts = preflight.checkpoint_facts(summarize(broken))
+    assert facts["kv_b_quantized"] and facts["group_size"] == 256
 
 
 @pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
@@ -173,7 +170,6 @@ def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
 
 def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
     broken = editable(tiny_w4a8)
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    change_json(broken / "config.json", num_nextn_predict_layers=0)
     rows = profile_rows(load("a3-single-w4a8"), summarize(broken), None)
     assert [row.status for row in rows if row.id == "C1"] == ["problem"]
