@@ -15,8 +15,9 @@ import pytest
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.replicas import COMPLETE, START_LIMIT_S, Program, Replica, Request, chat, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat
 from tests.support.programs import stand_in
+from tests.support.server_process import START_LIMIT_S, wait_for
 
 #: An engine that takes its time to end after SIGTERM, and notes both.
 SLOW = """#!/usr/bin/env python3

@@ -18,8 +18,8 @@ from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.rendered import SHAPES, objects_in, pods_in
-from tests.deploy.support.replicas import wait_for
 from tests.support.command import in_process
+from tests.support.server_process import wait_for
 
 VALUES = """\
 namespace: models
