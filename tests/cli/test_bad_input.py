@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Copy
 from tests.support.command import (
     TIMEOUT_S,
     assert_one_clear_line,
@@ -25,8 +25,6 @@ from tests.support.command import (
     interruptible,
 )
 from tests.support.tiny_model import write_calibration, write_tiny_model
-
-Copy = Callable[[Path], Path]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from glm5_ascend.deploy.diagnosis.preflight import facts_for, preflight, stage_o
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from glm5_ascend.serve import versions
+from tests.conftest import Copy
 from tests.deploy.support.public_cases import PROFILE, broken
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import change_json
@@ -142,7 +142,7 @@ def test_flags_of_the_newer_line_are_judged_by_the_newer_line() -> None:
     assert "P59" in {one.id for one in result.broken}
 
 
-def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Copy) -> None:
     """168 experts, as REAP leaves them: 16 ranks do not divide them, 8 do. Only config.json is asked."""
     from glm5_ascend.checkpoint.summary import summarize
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.report_page import assert_self_contained
 from tests.support.tiny_model import write_tiny_model
 
-Copy = Callable[[Path], Path]
 WORDS = "The residual stream of a transformer carries few very large channels. " * 8  # one token a byte
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_asce
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
+from tests.conftest import Copy
 from tests.support.command import in_process
 from tests.support.tiny_model import change_json
 
@@ -115,7 +115,7 @@ def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatc
     assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
 
 
-def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Copy) -> None:
     facts = preflight.checkpoint_facts(summarize(tiny_w4a8))
     assert (facts["weights"], facts["attention"], facts["group_size"]) == ("w4a8", "W8A8_DYNAMIC", 0)
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
@@ -132,7 +132,7 @@ def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]
 
 
 @pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
-def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Copy) -> None:
     """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
     two = editable(tiny_w4a8)
     (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
@@ -168,7 +168,7 @@ def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
     assert done.returncode == report["exit_code"]
 
 
-def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Copy) -> None:
     broken = editable(tiny_w4a8)
     change_json(broken / "config.json", num_nextn_predict_layers=0)
     rows = profile_rows(load("a3-single-w4a8"), summarize(broken), None)
