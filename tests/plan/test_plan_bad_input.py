@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 
 from glm5_ascend.cli import run
 from glm5_ascend.files.resources import data_dir
+from tests.conftest import Copy
 from tests.support.tiny_model import change_json
 
 
@@ -98,7 +98,7 @@ def test_a_wrong_hardware_file_is_refused_by_key(
 
 
 def test_weights_that_contradict_their_description(
-    tiny_w4a8: Path, editable: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
+    tiny_w4a8: Path, editable: Copy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = editable(tiny_w4a8)
     change_json(copy / "quant_model_description.json", **{"model.layers.0.self_attn.o_proj.weight": "FLOAT"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from glm5_ascend.quantize.model_card import PROFILES, add_accuracy
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.verify import verify
+from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import quantize_tiny, write_calibration, write_tiny_model
 
-Copy = Callable[[Path], Path]
 RECORD = "glm5_ascend_provenance.json"
 
 

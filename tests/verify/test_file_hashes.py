@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.plausible import Doubts
 from glm5_ascend.verify.read_once import read_once
 from glm5_ascend.verify.tensors import check_tensors
+from tests.conftest import Copy
 from tests.verify.support.editor import INDEX
-
-Copy = Callable[[Path], Path]
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", INDEX, "tokenizer.json"])
