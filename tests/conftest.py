@@ -21,7 +21,7 @@ from tests.support.fork_server import ForkServer
 from tests.support.once import made_once, run_folder
 from tests.support.server_process import ENGINE_ENVIRONMENT
 
-Quantized = Callable[..., Path]
+Copy, Quantized = Callable[[Path], Path], Callable[..., Path]  # types of `editable` and `tiny_quantized`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,7 +94,7 @@ def tiny_w8a8(tiny_quantized: Quantized) -> Path:
 
 
 @pytest.fixture
-def editable(tmp_path: Path) -> Callable[[Path], Path]:
+def editable(tmp_path: Path) -> Copy:
     """A private copy of a checkpoint, to be damaged."""
 
     def copy(directory: Path) -> Path:

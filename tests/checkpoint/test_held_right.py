@@ -12,7 +12,7 @@ from glm5_ascend.verify import verify
 from tests.support.command import in_process
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
-SHARD, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def as_transformers_4(directory: Path) -> None:

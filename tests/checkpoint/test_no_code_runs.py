@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.checkpoint.output import copy_serving_files
-from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.command import TIMEOUT_S, environment
+from tests.support.tiny_model import change_json
 
 TEXTS = """
 import sys, torch
@@ -38,20 +38,15 @@ def trap(tiny_source: Path, tmp_path: Path) -> Path:
     code = f"open({str(mark)!r}, 'w').close()\nfrom transformers import PreTrainedTokenizerFast as Trap\n"
     for name in ("tokenization_trap.py", "tokenizer_trap.py"):
         (source / name).write_text(code)
-    path = source / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    settings |= {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["tokenization_trap.Trap"] * 2}}
-    path.write_text(json.dumps(settings))
+    found_by = {"AutoTokenizer": ["tokenization_trap.Trap"] * 2}
+    change_json(source / "tokenizer_config.json", tokenizer_class="Trap", auto_map=found_by)
     return source
 
 
 def answered_yes(tmp_path: Path, *arguments: str | Path) -> str:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
-        "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    variables = environment(HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=environment, input="y\n" * 9, timeout=TIMEOUT_S,
+        [sys.executable, *map(str, arguments)], env=variables, input="y\n" * 9, timeout=TIMEOUT_S,
         capture_output=True, text=True,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr

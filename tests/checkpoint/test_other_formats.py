@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.model.config_file import quantization_name, read_config
+from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import edited_tensors, tiny_config, write_tiny_model
 
@@ -84,6 +84,7 @@ FOLDERS: dict[str, tuple[dict[str, object], str, str]] = {
     "pickles": ({"config.json": tiny_config(), "pytorch_model-00001.bin": ""}, "never opened", "safetensors"),
     "megatron": ({"latest_checkpointed_iteration.txt": "7"}, "Megatron", "export"),
     "draft": ({"config.json": tiny_config(model_type="glm_moe_dsa_mtp")}, "MTP layer alone", "whole model"),
+    "another family": ({"config.json": {"model_type": "glm4_moe"}}, "model_type is 'glm4_moe'", "GLM-4.5"),
     "patched": ({"config.json": tiny_config(model_type="deepseek_v32")}, "deepseek_v32", "restore the original"),
     "yarn": (
         {"config.json": tiny_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})}, "YaRN", "original",
@@ -118,7 +119,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     same_line(tmp_path / "model.gguf", "a GGUF file, the format of llama.cpp, not a directory", "directory")
 
 
-def test_a_folder_in_our_format_keeps_its_findings(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_a_folder_in_our_format_keeps_its_findings(tiny_w4a8: Path, editable: Copy) -> None:
     """A description decides what a folder is; what else lies there is a finding of verify."""
     out = editable(tiny_w4a8)
     (out / "hf_quant_config.json").write_text(json.dumps(HF_QUANT))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_model import SHARD, SHARED_INDEXER, write_tiny_model
+from tests.support.tiny_model import SHARD, SHARED_INDEXER, change_json, write_tiny_model
 
 MTP = "model.layers.3."
 Tensors = dict[str, torch.Tensor]
@@ -191,10 +190,9 @@ def test_fp8_with_a_scale_of_rows_or_tensors(scales: str, dtype: torch.dtype, tm
 
 def test_fp8_quantizes_by_the_command(tmp_path: Path) -> None:
     directory = written(tmp_path / "a", in_fp8(SCALES["per row"], torch.bfloat16))
-    config = json.loads((directory / "config.json").read_text())
     groups = {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}
     quantization = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    change_json(directory / "config.json", quantization_config=quantization)
     done = in_process("quantize", directory, tmp_path / "out", "--recipe", "rtn-w4a8", "--quiet")
     assert done.returncode == 0, done.stderr
     done = in_process("verify", tmp_path / "out", "--against", directory)

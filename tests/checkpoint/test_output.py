@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.output import check_output, copy_serving_files, exclusive, run_dir_of
-from glm5_ascend.checkpoint.writer import ShardWriter, TensorSpec, check_free_space
+from glm5_ascend.checkpoint.writer import ShardWriter, TensorSpec
 from glm5_ascend.errors import OutputError
 
 TENSORS = {
@@ -66,8 +66,6 @@ def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(OutputError, match="no space left") as error:
         ShardWriter(tmp_path, SPECS, 100)
     assert "\n" not in error.value.message
-    with pytest.raises(OutputError, match="GB free"):
-        check_free_space(tmp_path, 1 << 60)
 
 
 def test_output_must_not_touch_the_source(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_one_process_after_the_other(tmp_path: Path) -> None:
         assert (run_dir / "lock").read_bytes()
 
 
-def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path, tiny_source: Path) -> None:
+def test_serving_files_are_copied_without_the_quantization_config(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir(), out.mkdir()
     names = ["tokenizer.model", "tokenizer.json", "x.tiktoken", "chat_template.jinja", "generation_config.json"]

@@ -15,7 +15,7 @@ from glm5_ascend.checkpoint.texts import encoded_pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_model import write_calibration, write_tiny_model
+from tests.support.tiny_model import change_json, write_calibration, write_tiny_model
 
 #: As GLM-5's: walks over the keys of arguments, and prints what is not absent.
 TEMPLATE = (
@@ -95,8 +95,7 @@ def test_a_tool_call_of_a_data_set_is_calibration_text(source: Path, tmp_path: P
 @pytest.mark.parametrize("key", ["num_hidden_layers", "rope_parameters"])
 def test_a_defect_of_config_json_is_not_blamed_on_the_tokenizer(key: str, source: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(source, tmp_path / "broken"))
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {key: "many"}))
+    change_json(broken / "config.json", **{key: "many"})
     with pytest.raises(CheckpointError, match=r"config\.json: transformers cannot read it") as caught:
         SourceTokenizer(broken).render([USER], None)
     assert "tokenizer" not in caught.value.tip
@@ -105,8 +104,7 @@ def test_a_defect_of_config_json_is_not_blamed_on_the_tokenizer(key: str, source
 @pytest.mark.parametrize("key", ["index_topk_freq", "index_skip_topk_offset"])
 def test_null_in_the_schedule_is_named(key: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {key: None}))
+    change_json(source / "config.json", **{key: None})
     calib = write_calibration(tmp_path / "calib.jsonl")
     assert_one_clear_line(in_process("quantize", source, tmp_path / "out", "--calib", calib), 2, f"{key} is null")
     for command in ("doctor", "serve", "verify", "plan"):

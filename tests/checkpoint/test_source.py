@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.checkpoint.names import find_weights
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
-from tests.support.tiny_model import SHARD, edited_tensors, fp8_blocks, write_tiny_model
+from tests.support.tiny_model import SHARD, change_json, edited_tensors, fp8_blocks, write_tiny_model
 
 
 def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
@@ -72,7 +71,8 @@ def test_a_wrong_scale_of_fp8(scale: torch.Tensor | None, message: str, tmp_path
 
 
 def test_fp8_in_other_blocks(tmp_path: Path) -> None:
-    set_config(write_tiny_model(tmp_path, dtype="fp8"), {"quant_method": "fp8", "weight_block_size": [64, 64]})
+    source = write_tiny_model(tmp_path, dtype="fp8")
+    change_json(source / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]})
     with pytest.raises(CheckpointError, match=r"for blocks of \[64, 64\]"):
         open_source(tmp_path)
 
@@ -85,11 +85,6 @@ def test_fp8_without_scales(tmp_path: Path) -> None:
 def drop_scales(tensors: dict[str, torch.Tensor]) -> None:
     for name in [name for name in tensors if name.endswith("_scale_inv")]:
         del tensors[name]
-
-
-def set_config(directory: Path, quantization: dict[str, Any]) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
 
 def test_mtp_copies_may_be_absent(tmp_path: Path) -> None:
@@ -106,9 +101,7 @@ def test_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_wrong_shape_names_both(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"q_lora_rank": 32}))
+    change_json(write_tiny_model(tmp_path) / "config.json", q_lora_rank=32)
     with pytest.raises(CheckpointError, match=r"q_a_proj.weight has shape \[64, 64\], config.json says \[32, 64\]"):
         open_source(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.options import QuantizeOptions
-from tests.support.tiny_model import SHARED_INDEXER, edited_tensors, write_tiny_model
+from tests.support.tiny_model import SHARED_INDEXER, change_json, edited_tensors, write_tiny_model
 from tests.verify.faults import keys, texts
 from tests.verify.faults.row import QUICK, Linked, Row
 
@@ -43,8 +42,7 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
 
 def test_layers_that_config_json_forgets_are_not_lost(tmp_path: Path) -> None:
     job = with_tensors(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
+    change_json(tmp_path / "source" / "config.json", num_nextn_predict_layers=0)
     with pytest.raises(CheckpointError, match=r"tensors are of no module .*model\.layers\.3\."):
         prepare(job)
 

@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +17,8 @@ from glm5_ascend.checkpoint import tokenizer as limits
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
 from tests.support.command import TIMEOUT_S, environment, glm5_ascend, interruptible
+from tests.support.server_process import wait_for
+from tests.support.tiny_model import change_json
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -29,14 +29,7 @@ def source(tiny_source: Path, tmp_path: Path) -> Path:
 
 
 def with_normalizers(source: Path, *normalizers: dict[str, object]) -> SourceTokenizer:
-    path = source / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    path.write_text(json.dumps(tokenizer | {"normalizer": {"type": "Sequence", "normalizers": list(normalizers)}}))
-    return SourceTokenizer(source)
-
-
-def with_template(source: Path, template: str) -> SourceTokenizer:
-    (source / "chat_template.jinja").write_text(template)
+    change_json(source / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": list(normalizers)})
     return SourceTokenizer(source)
 
 
@@ -106,15 +99,6 @@ def test_the_command_says_one_line(source: Path, tmp_path: Path) -> None:
     assert "the tokenizer refuses a text" in done.stderr and not (tmp_path / "out").exists()
 
 
-def eventually(true: Callable[[], bool]) -> bool:
-    """No verdict on speed: it ends what hangs."""
-    for _ in range(1200):
-        if true():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_a_signal_while_it_computes(source: Path, tmp_path: Path) -> None:
     with_normalizers(source, *[COMPUTES] * 20)
     (tmp_path / "calib.txt").write_text("a" * 60_000)
@@ -122,9 +106,8 @@ def test_a_signal_while_it_computes(source: Path, tmp_path: Path) -> None:
     run = interruptible(
         [*command, "--calib", str(tmp_path / "calib.txt")], stderr=subprocess.PIPE, text=True, env=environment()
     )
-    assert eventually(
-        lambda: psutil.Process(run.pid).num_threads() > 1 and psutil.Process(run.pid).cpu_times().user > 5
-    )
+    process = psutil.Process(run.pid)
+    wait_for(lambda: process.num_threads() > 1 and process.cpu_times().user > 5, "the tokenizer", 120)
     os.kill(run.pid, signal.SIGTERM)
     _, stderr = run.communicate(timeout=300)
     assert run.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr

@@ -1,4 +1,4 @@
-"""The checkpoint in the package: configuration, tensors, right answers, an indexer that matters; its copy."""
+"""The checkpoints in the package: tensors, right answers, an indexer that matters; a copy."""
 
 from __future__ import annotations
 
@@ -54,6 +54,15 @@ def test_model_and_mtp_layer_answer_held_out_questions(folder: Path, model: Any,
     assert score["share"] >= 0.85, score["wrong"]
     mtp = loading.load_mtp(folder, model)
     assert evaluate.mtp_acceptance(model, mtp, prompts[:7], answers[:7])["share"] > 0.5
+
+
+def test_flash_answers_held_out_questions(tmp_path: Path) -> None:
+    folder = resources.write_demo_model(tmp_path / "flash", resources.DemoModel.FLASH)
+    model, tokenizer = loading.load_model(folder), loading.load_tokenizer(folder)
+    questions = held_out.held_out_questions(seed=11, n=14)
+    answers = evaluate.greedy_tokens(model, evaluate.prompts_of(tokenizer, questions), limit=48, batch=14)
+    score = held_out.score(questions, [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers])
+    assert score["share"] >= 0.5, score["wrong"]
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
 from tests.support.command import ROOT, TIMEOUT_S
 from tests.support.listening import listening
+from tests.support.programs import stand_in
 
 Done = subprocess.CompletedProcess[str]
 LATE_NAME = """\
@@ -129,17 +130,14 @@ def test_an_engine_that_stands_still_is_seen(health: Path) -> None:
 def checks(tmp_path: Path) -> Callable[..., Done]:
     """checks.sh in an image whose torch loads a back end that finds no driver, as torch_npu does without CANN."""
     (tmp_path / "checks.sh").write_text(rendered("checks.sh.j2"))
-    (tmp_path / "bin").mkdir()
-    ours = tmp_path / "bin" / "glm5-ascend"
-    ours.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m glm5_ascend "$@"\n')
-    ours.chmod(0o755)
+    ours = f'#!/bin/sh\nexec "{sys.executable}" -m glm5_ascend "$@"\n'
     meta = tmp_path / "site" / "driverless-1.dist-info"
     meta.mkdir(parents=True)
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: driverless\nVersion: 1\n")
     (meta / "entry_points.txt").write_text("[torch.backends]\ndriverless = driverless:load\n")
     (tmp_path / "site" / "driverless.py").write_text("raise ImportError('libascend_hal.so: cannot open')\n")
     path = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PATH": stand_in(tmp_path / "bin", "glm5-ascend", ours),
         "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}:{ROOT / 'kernels'}",
     }
     return lambda *words: bash(tmp_path / "checks.sh", *words, **path)
@@ -162,14 +160,11 @@ def test_the_checks_before_a_server_loads(checks: Callable[..., Done], tiny_w4a8
 
 def test_a_pods_name_may_be_known_late(tmp_path: Path) -> None:
     """A LeaderWorkerSet's pod begins before its name resolves; its end would end the whole group."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "vllm").write_text('#!/bin/bash\necho "$HCCL_SOCKET_IFNAME"\n')
-    (tmp_path / "bin" / "vllm").chmod(0o755)
     (tmp_path / "sitecustomize.py").write_text(LATE_NAME)
     script = tmp_path / "serve.sh"
     script.write_text(rendered_texts(load("a3-2node"), "shell", "/m")["serve-server.sh"])
     variables = {"IP": "127.0.0.1", "OPEN": "1", "NOTE": str(tmp_path / "note"), "PYTHONPATH": str(tmp_path)}
-    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    variables["PATH"] = stand_in(tmp_path / "bin", "vllm", '#!/bin/bash\necho "$HCCL_SOCKET_IFNAME"\n')
     once = bash(script, NODE="0", HEAD="leader", **variables)
     assert once.returncode != 0 and "error: HEAD=leader" in once.stderr and once.stdout == ""
     (tmp_path / "note").unlink()

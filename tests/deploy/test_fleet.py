@@ -18,18 +18,8 @@ from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.judges import tool_environment
-from tests.deploy.support.replicas import (
-    BROKEN,
-    COMPLETE,
-    START_LIMIT_S,
-    Program,
-    Replica,
-    Request,
-    chat,
-    healthy,
-    replica,
-    wait_for,
-)
+from tests.deploy.support.replicas import BROKEN, COMPLETE, Program, Replica, Request, chat, healthy, replica
+from tests.support.server_process import START_LIMIT_S, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
 #: Conversations for each server.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ from glm5_ascend.deploy.diagnosis.preflight import facts_for, preflight, stage_o
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from glm5_ascend.serve import versions
+from tests.conftest import Copy
 from tests.deploy.support.public_cases import PROFILE, broken
 from tests.support.command import assert_one_clear_line, in_process
+from tests.support.tiny_model import change_json
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -86,23 +87,8 @@ def test_the_command_of_the_document_is_not_refused(tiny_w8a8: Path) -> None:
     flags += ["--additional-config", '{"enable_dsa_cp":true,"enable_fused_mc2":1,"enable_flashcomm1":true}']
     flags += ["--speculative-config", '{"num_speculative_tokens":1,"method":"deepseek_mtp","enforce_eager":true}']
     flags += ["--kv-transfer-config", json.dumps(multi("kv_producer"))]
-    done = in_process(
-        "serve",
-        tiny_w8a8,
-        "--profile",
-        "a3-pd",
-        "--role",
-        "prefill",
-        "--head",
-        "h",
-        "--ip",
-        "10.0.0.1",
-        "--nic",
-        "e",
-        "--dry-run",
-        "--",
-        *flags,
-    )
+    place = ["--role", "prefill", "--head", "h", "--ip", "10.0.0.1", "--nic", "e"]
+    done = in_process("serve", tiny_w8a8, "--profile", "a3-pd", *place, "--dry-run", "--", *flags)
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr and "warning P64" in done.stderr
 
@@ -156,13 +142,12 @@ def test_flags_of_the_newer_line_are_judged_by_the_newer_line() -> None:
     assert "P59" in {one.id for one in result.broken}
 
 
-def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_sizes_are_those_of_the_checkpoint(tiny_w4a8: Path, editable: Copy) -> None:
     """168 experts, as REAP leaves them: 16 ranks do not divide them, 8 do. Only config.json is asked."""
     from glm5_ascend.checkpoint.summary import summarize
 
     pruned = editable(tiny_w4a8)
-    config = json.loads((pruned / "config.json").read_text())
-    (pruned / "config.json").write_text(json.dumps({**config, "n_routed_experts": 168, "num_attention_heads": 64}))
+    change_json(pruned / "config.json", n_routed_experts=168, num_attention_heads=64)
     summary, profile = summarize(pruned), load(PROFILE)
     for flags, rules in (("", {"P50"}), ("-tp 8", set()), ("-tp 12", {"P67"}), ("-tp 8 -dp 2", {"P50"})):
         (result,) = preflight(profile, summary, None, flags.split())
@@ -214,9 +199,6 @@ def test_sglang_gets_the_key_by_its_flag(tiny_w4a8: Path, monkeypatch: pytest.Mo
 def test_what_follows_the_dashes_is_the_engines() -> None:
     done = in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "8")
     assert "--max-num-seqs" not in done.stderr and "rules checked" in done.stdout.replace("\n", " ")
-    assert_one_clear_line(
-        in_process("doctor", "--profile", PROFILE, "--", "--max-num-seqs", "x"), 2, "expected a whole"
-    )
 
 
 IMAGE = {

@@ -19,6 +19,7 @@ from glm5_ascend.serve.middleware import GUARDS
 from tests.deploy.support.judges import checked, program
 from tests.deploy.support.rendered import SHAPES, written
 from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.programs import stand_in
 
 PLACES = [
     (profile, role, node, rank)
@@ -46,15 +47,11 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
 
     def run(profile: Profile, role: Role, node: int, *arguments: str, **environ: str) -> list[dict[str, object]]:
         folder, record = written(tmp_path / "files", profile.name, "shell"), tmp_path / "record"
-        (tmp_path / "bin").mkdir()
         record.mkdir()
         for name in ("vllm", "python"):  # SGLang's program is a module
-            engine = tmp_path / "bin" / name
-            engine.write_text(RECORDER)
-            engine.chmod(0o755)
+            path = stand_in(tmp_path / "bin", name, RECORDER)
         variables = {"NODE": str(node), "HEAD": "10.0.0.1", "IP": "10.0.0.2", "NIC": "eth0", "STORE": "10.0.0.1"}
-        path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RECORD": str(record)}
-        env = {**path, **variables, "OPEN": "1", **environ}
+        env = {"PATH": path, "RECORD": str(record), **variables, "OPEN": "1", **environ}
         if role.per_rank:
             env["STAY"] = str(role.local_ranks)
         script = folder / f"serve-{role.name}.sh"
@@ -98,7 +95,7 @@ def test_the_script_reads_what_the_image_has_for_terminals(started, tmp_path: Pa
     assert call["argv"][-2:] == list(flags)
 
 
-def test_a_script_of_sglang_asks_for_what_it_needs(tmp_path: Path) -> None:
+def test_a_script_of_sglang_asks_for_what_it_needs() -> None:
     for profile, words in (("a3-2node-sglang", {"HEAD", "NIC"}), ("a3-pd-sglang", {"STORE"})):
         for name, text in rendered_texts(load(profile), "shell", "/m").items():
             if name.startswith("serve-"):

@@ -15,7 +15,9 @@ import pytest
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.replicas import COMPLETE, START_LIMIT_S, Program, Replica, Request, chat, wait_for
+from tests.deploy.support.replicas import COMPLETE, Program, Replica, Request, chat
+from tests.support.programs import stand_in
+from tests.support.server_process import START_LIMIT_S, wait_for
 
 #: An engine that takes its time to end after SIGTERM, and notes both.
 SLOW = """#!/usr/bin/env python3
@@ -36,13 +38,10 @@ def test_the_script_of_several_servers_waits_for_them(tmp_path: Path) -> None:
     """PD's: four servers of a machine each end in order, then the script, with status 0."""
     script = tmp_path / "serve.sh"
     script.write_text(rendered_texts(load("a3-pd"), "shell", "/m")["serve-decode.sh"])
-    record, programs = tmp_path / "record", tmp_path / "bin"
-    for folder in (record, programs):
-        folder.mkdir()
-    (programs / "vllm").write_text(SLOW)
-    (programs / "vllm").chmod(0o755)
+    record = tmp_path / "record"
+    record.mkdir()
     variables = {"NODE": "0", "HEAD": "127.0.0.1", "IP": "127.0.0.1", "OPEN": "1", "RECORD": str(record)}
-    environ = {**os.environ, **variables, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environ = {**os.environ, **variables, "PATH": stand_in(tmp_path / "bin", "vllm", SLOW)}
     running = subprocess.Popen(["bash", str(script)], env=environ, start_new_session=True)
     try:
         wait_for(lambda: len(list(record.iterdir())) == 4, "four servers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.errors import ConfigError
+from tests.deploy.support.rendered import pods_in
+from tests.support.programs import PRINTS, stand_in
 
 HOSTILE = (
     "/m}x", "/a:rw", "/a b", "/a'b", '/a"b', "/a\nb", "/$(id)", "/${HOME}", "/`id`", "/a\\b", "/a;b", "/a&b", "/a|b",
@@ -63,11 +64,7 @@ def test_values_of_a_cluster_end_as_themselves(tmp_path: Path) -> None:
 
 def run_script(path: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The script with a `vllm` that prints its arguments, one a line."""
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
-    (programs / "vllm").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    (programs / "vllm").chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", "OPEN": "1", **variables}
+    env = {"PATH": stand_in(folder / "bin", "vllm", PRINTS), "OPEN": "1", **variables}
     return subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False, env=env, timeout=60)
 
 
@@ -80,17 +77,8 @@ def test_a_plain_path_ends_as_itself(tmp_path: Path) -> None:
     (service,) = yaml.safe_load((tmp_path / "compose" / "compose.yaml").read_text())["services"].values()
     assert f"{PLAIN}:{PLAIN}:ro" in service["volumes"]
     render("a3-single-w4a8", "k8s", model=PLAIN, out=tmp_path / "k8s")
-    objects = [
-        item for path in (tmp_path / "k8s").glob("*.yaml") for item in yaml.safe_load_all(path.read_text()) if item
-    ]
-    mounts = [
-        mount["mountPath"]
-        for item in objects
-        if item["kind"] == "Deployment"
-        for container in item["spec"]["template"]["spec"]["containers"]
-        for mount in container["volumeMounts"]
-    ]
-    assert PLAIN in mounts
+    containers = [container for pod in pods_in(tmp_path / "k8s") for container in pod["spec"]["containers"]]
+    assert PLAIN in [mount["mountPath"] for container in containers for mount in container["volumeMounts"]]
 
 
 @pytest.mark.parametrize("node", ["-1", "99", "2", "x y", "1x", "$(touch executed)", "a[$(touch executed)]", "1e0"])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
@@ -17,7 +15,8 @@ from glm5_ascend.deploy.rendering.context import ROUTER_VERSION
 from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.judges import checked, tool_environment
-from tests.deploy.support.rendered import SHAPES, written
+from tests.deploy.support.rendered import SHAPES, objects_in, pods_in, written
+from tests.support.programs import PRINTS, stand_in
 
 
 @pytest.fixture(scope="session")
@@ -51,14 +50,7 @@ def test_kubernetes_objects_fit_their_schemas(tmp_path: Path, kubernetes_python:
 
 
 def kubernetes_objects(folder: Path, name: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return by_name(sorted(written(folder, name, "k8s").glob("*.yaml")))
-
-
-def by_name(files: list[Path]) -> dict[tuple[str, str], dict[str, Any]]:
-    objects = [item for path in files for item in yaml.safe_load_all(path.read_text())]
-    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
-    assert len(named) == len(objects)  # two of one kind and name would overwrite each other
-    return named
+    return objects_in(written(folder, name, "k8s"))
 
 
 def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -69,12 +61,7 @@ def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
 def test_kubernetes_objects_find_one_another(name: str, tmp_path: Path) -> None:
     """Services select pods that listen on their ports, and ConfigMaps have the scripts that pods run."""
     objects, profile = kubernetes_objects(tmp_path / "files", name), load(name)
-    pods = []
-    for item in objects.values():
-        if item["kind"] == "Deployment":
-            pods.append(item["spec"]["template"])
-        elif item["kind"] == "LeaderWorkerSet":
-            pods += [item["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
+    pods = pods_in(tmp_path / "files")
     for (_, title), item in objects.items():
         if item["kind"] == "Service":
             # LeaderWorkerSet's controller gives its pods DNS names by a headless Service of the set's own name.
@@ -109,13 +96,9 @@ def call_of_proxy(objects: dict[tuple[str, str], dict[str, Any]], name: str, fol
     """Variables of the proxy's container, and the words with which its script calls Python."""
     (container,) = objects["Deployment", name]["spec"]["template"]["spec"]["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-    (folder / "bin").mkdir()
-    python = folder / "bin" / "python"  # prints its arguments
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
     script = folder / "proxy.sh"
     script.write_text(objects["ConfigMap", name]["data"]["proxy.sh"])
-    path = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
+    path = {"PATH": stand_in(folder / "bin", "python", PRINTS), "OPEN": "1"}
     done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
     return environ, done.stdout.split()
 
@@ -157,14 +140,11 @@ def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     (container,) = objects["Deployment", "a3-2node-router"]["spec"]["template"]["spec"]["containers"]
     script = tmp_path / "router.sh"
     script.write_text(objects["ConfigMap", "a3-2node-router"]["data"]["router.sh"])
-    (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "vllm-router"  # runs the parser only
-    stand_in.write_text(
+    parser = (
         f"#!{python}\nimport json, sys\nfrom vllm_router.launch_router import parse_router_args\n"
         "print(json.dumps(vars(parse_router_args(sys.argv[1:])), default=str))\n"
     )
-    stand_in.chmod(0o755)
-    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "OPEN": "1"}
+    path = {"PATH": stand_in(tmp_path / "bin", "vllm-router", parser), "OPEN": "1"}
     for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
         command = ["bash", script, *arguments]
         done = subprocess.run(command, env=environ | path, capture_output=True, text=True, check=True)

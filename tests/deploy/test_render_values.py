@@ -9,19 +9,17 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
-from tests.deploy.support.rendered import SHAPES
-from tests.deploy.support.replicas import wait_for
+from tests.deploy.support.rendered import SHAPES, objects_in, pods_in
 from tests.support.command import in_process
+from tests.support.server_process import wait_for
 
 VALUES = """\
 namespace: models
@@ -37,24 +35,12 @@ server: {flags: [--max-num-seqs, "8"], env: {HCCL_IF_BASE_PORT: "50000"}}
 """ % ("0" * 64)
 
 
-def pods(folder: Path) -> list[dict[str, Any]]:
-    """Pod specs of all servers of a rendered folder."""
-    specs = []
-    for path in folder.glob("*.yaml"):
-        for item in yaml.safe_load_all(path.read_text()):
-            if item["kind"] == "LeaderWorkerSet":
-                template = item["spec"]["leaderWorkerTemplate"]
-                specs += [template[key]["spec"] for key in ("leaderTemplate", "workerTemplate")]
-            elif item["kind"] == "Deployment":
-                specs.append(item["spec"]["template"]["spec"])
-    return specs
-
-
 def test_values_reach_every_server(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(VALUES)
     render("a3-2node", "k8s", out=tmp_path / "out", values=tmp_path / "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == VALUES
-    servers = [pod for pod in pods(tmp_path / "out") if pod["containers"][0]["name"] == "server"]
+    pods = [template["spec"] for template in pods_in(tmp_path / "out")]
+    servers = [pod for pod in pods if pod["containers"][0]["name"] == "server"]
     assert len(servers) == 2
     for pod in servers:
         (container,) = pod["containers"]
@@ -70,15 +56,15 @@ def test_values_reach_every_server(tmp_path: Path) -> None:
         assert container["args"][1:] == ["--shutdown-timeout", "600", "--max-num-seqs", "8"]
         assert {"name": "HCCL_IF_BASE_PORT", "value": "50000"} in container["env"]
         assert {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}, "name": "model"} in pod["volumes"]
-    objects = [item for path in (tmp_path / "out").glob("*.yaml") for item in yaml.safe_load_all(path.read_text())]
-    assert {item["metadata"]["namespace"] for item in objects} == {"models"}
-    assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {item["kind"] for item in objects}
+    objects = objects_in(tmp_path / "out")
+    assert {item["metadata"]["namespace"] for item in objects.values()} == {"models"}
+    assert {"PodGroup", "PodDisruptionBudget", "NetworkPolicy"} <= {kind for kind, _ in objects}
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_pods_ask_for_no_more_than_they_need(name: str, tmp_path: Path) -> None:
     render(name, "k8s", out=tmp_path / "out")
-    for pod in pods(tmp_path / "out"):
+    for pod in (template["spec"] for template in pods_in(tmp_path / "out")):
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
         assert pod["enableServiceLinks"] is False

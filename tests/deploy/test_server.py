@@ -16,7 +16,7 @@ from glm5_ascend.files import cgroups
 from glm5_ascend.serve import cores, servable
 from glm5_ascend.serve.flags import value_of
 from tests.support.command import in_process
-from tests.support.tiny_model import tiny_config, write_tiny_model
+from tests.support.tiny_model import SHARD, tiny_config, write_tiny_model
 
 CONFIG = tiny_config(max_position_embeddings=202752)
 
@@ -32,18 +32,10 @@ def build_command(directory: Path, extra: list[str]) -> tuple[dict[str, str], li
     return built.env, built.argv
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "truncated: 0 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "a pointer of Git LFS"),
-        (b"\x20\0\0\0\0\0\0\0{}", "header"),
-    ],
-)
-def test_a_damaged_shard_is_named(content: bytes, message: str, directory: Path) -> None:
-    shard = directory / "model-00001-of-00001.safetensors"
-    shard.write_bytes(content)
-    with pytest.raises(CheckpointError, match=message) as error:
+def test_a_damaged_shard_is_named(directory: Path) -> None:
+    shard = directory / SHARD
+    shard.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="truncated: 0 bytes") as error:
         serve(directory, dry_run=True)
     assert str(shard) in error.value.message
 
@@ -208,7 +200,7 @@ def test_directories_without_a_checkpoint(directory: Path, tmp_path: Path) -> No
     (directory / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {}}))
     with pytest.raises(CheckpointError, match="would never open"):
         build_command(directory, [])
-    (directory / "model-00001-of-00001.safetensors").unlink()
+    (directory / SHARD).unlink()
     (directory / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(CheckpointError, match=r"has no \.safetensors"):
         build_command(directory, [])

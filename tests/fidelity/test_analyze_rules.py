@@ -102,7 +102,7 @@ def test_quantize_says_that_rules_were_not_applied(source: Path, base: list[Any]
     assert in_process("verify", tmp_path / "b", "--against", source).returncode == 0
 
 
-def test_a_rule_that_cannot_be_judged_is_refused(source: Path, base: list[Any], tmp_path: Path) -> None:
+def test_a_rule_that_cannot_be_judged_is_refused(base: list[Any], tmp_path: Path) -> None:
     short = [16 if word == 48 else word for word in base]
     assert_one_clear_line(in_process(*short, "--recipe", C8), 2, "which keeps 16 keys", "keys_lost")
     done = in_process(*short, "--recipe", "glm-5.2-w4a8")

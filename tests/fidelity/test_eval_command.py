@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.report_page import assert_self_contained
 from tests.support.tiny_model import write_tiny_model
 
-Copy = Callable[[Path], Path]
 WORDS = "The residual stream of a transformer carries few very large channels. " * 8  # one token a byte
 
 
@@ -56,7 +55,7 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     assert WORDS in text.read_text()
 
 
-def test_another_model(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
+def test_another_model(tiny_w4a8: Path, tmp_path: Path, text: Path) -> None:
     for key, value in {"vocab_size": 328, "num_hidden_layers": 4, "n_routed_experts": 8}.items():
         other = write_tiny_model(tmp_path / key, **{key: value})
         done = command(tiny_w4a8, "--against", other, "--text", text, "--window", 64)

@@ -12,12 +12,8 @@ from glm5_ascend.fidelity.evaluation.drafts import draft_tokens
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
-from glm5_ascend.quantize.job import prepare
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
-from glm5_ascend.quantize.progress import silent
 from tests.support.decoder_layer import decoder_layer
-from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_model import rotate_tiny, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (4, 40), generator=torch.Generator().manual_seed(2)))
 
@@ -64,12 +60,7 @@ def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_tiny_model(tmp_path / "source", dtype="float32", mtp_copies=False)
-    recipe = tmp_path / "rotate.yaml"
-    recipe.write_text(
-        "apiversion: glm5_ascend_v1\nmetadata: {config_id: rotate}\nspec:\n  process:\n    - {type: quarot}\n"
-    )
-    out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(source, out, str(recipe))), silent)
+    out = rotate_tiny(source, tmp_path / "out")
     expected = drafts(source)
     assert float((drafts(out) == expected).double().mean()) > 0.98  # fp32 sums in another order
     monkeypatch.setattr(StoredModel, "mtp_rotation", lambda self: None)

@@ -120,7 +120,7 @@ def test_int8_keys_are_those_of_the_op(tiny_source: Path) -> None:
     assert not torch.equal(got, layers.select_topk(config, weights, x, latent))
 
 
-def test_marked_layers_are_evaluated_with_int8_keys(tiny_source: Path, tiny_quantized: object) -> None:
+def test_marked_layers_are_evaluated_with_int8_keys(tiny_quantized: object) -> None:
     c8, plain = StoredModel(tiny_quantized("w4a8c8")), StoredModel(tiny_quantized("w4a8"))  # type: ignore[operator]
     assert [c8.int8_keys(layer) for layer in range(4)] == [False, True, True, False]
     assert not any(plain.int8_keys(layer) for layer in range(4))

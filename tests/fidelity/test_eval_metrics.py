@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,11 @@ from glm5_ascend.fidelity.evaluation.intervals import mean_interval
 from glm5_ascend.fidelity.evaluation.metrics import metrics, p99
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
+from tests.conftest import Quantized
 from tests.support.decoder_layer import decoder_layer
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (5, 48), generator=torch.Generator().manual_seed(1)))  # index_topk is 16
-Quantized = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.options import AnalyzeOptions
 from tests.support.command import in_process
 from tests.support.page_cache import cached, evict
+from tests.support.server_process import wait_for
 from tests.support.tiny_model import write_calibration, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (5, 40), generator=torch.Generator().manual_seed(8)))
@@ -110,10 +110,7 @@ def test_all_of_a_large_tensor_is_read(tmp_path: Path) -> None:
     content = evict(path, path.stat().st_size)
     shard = Shard(path)
     shard.read_ahead(entry := shard.entries["large"], 0, 2**25)
-    deadline = time.monotonic() + 60
-    while cached(content[entry.start : entry.end]) < 2**25 - 2 * mmap.PAGESIZE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: cached(content[entry.start : entry.end]) >= 2**25 - 2 * mmap.PAGESIZE, "the pages", 60)
 
 
 def test_both_commands_say_their_memory_before_the_first_layer(

@@ -1,4 +1,4 @@
-"""One seed for every op test; every implementation, instruction set, one and two threads for those that ask."""
+"""Every implementation, instruction set, one and two threads for the op tests that ask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import torch
 
 from glm5_kernels import registry
 from glm5_kernels.native import library
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture(params=["reference", "cpu"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ import yaml
 
 from glm5_ascend.cli import run
 from glm5_ascend.files.resources import data_dir
+from tests.conftest import Copy
+from tests.support.tiny_model import change_json
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -97,12 +98,8 @@ def test_a_wrong_hardware_file_is_refused_by_key(
 
 
 def test_weights_that_contradict_their_description(
-    tiny_w4a8: Path, editable: object, capsys: pytest.CaptureFixture[str]
+    tiny_w4a8: Path, editable: Copy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert callable(editable)
     copy = editable(tiny_w4a8)
-    path = copy / "quant_model_description.json"
-    description = json.loads(path.read_text(encoding="utf-8"))
-    description["model.layers.0.self_attn.o_proj.weight"] = "FLOAT"
-    path.write_text(json.dumps(description), encoding="utf-8")
+    change_json(copy / "quant_model_description.json", **{"model.layers.0.self_attn.o_proj.weight": "FLOAT"})
     assert "o_proj" in refused(capsys, copy)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from glm5_ascend.cli import run
 from glm5_ascend.plan import plan as make_plan
+from tests.conftest import Quantized
 from tests.support.command import in_process
 from tests.support.tiny_model import write_tiny_model
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: P
 
 
 def test_speeds_of_a_model_without_a_public_result_are_guessed(
-    capsys: pytest.CaptureFixture[str], tiny_flash: Path, tiny_quantized: Callable[..., Path]
+    capsys: pytest.CaptureFixture[str], tiny_flash: Path, tiny_quantized: Quantized
 ) -> None:
     """The sizes of such a model, by name and from a checkpoint, are derived or measured."""
     small = (tiny_quantized("flash-w4a8", tiny_flash), "--workload", "in=64,out=32,concurrency=2")

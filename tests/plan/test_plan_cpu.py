@@ -87,9 +87,12 @@ def test_the_machine_is_predicted_as_it_was_measured(model: PlannedModel, rates:
 
 
 def test_the_written_file_is_hardware_cpu(
-    model: PlannedModel, rates: Hardware, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rates: Hardware,
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """`plan measure` without a server: its file, and the line that it prints."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run(["plan", str(directory), "--hardware", "cpu"]) == 2

@@ -31,7 +31,6 @@ OPS = (
     "sparse_flash_attention_quant",
     "mla_preprocess",
 )
-LEVELS = ("interpreted", "lowered", "compiled")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from glm5_ascend.quantize import quantize
 from glm5_ascend.quantize.api import run_quantization
 from glm5_ascend.quantize.options import QuantizeOptions
 from tests.support.command import in_process
+from tests.support.programs import stand_in
 from tests.support.tiny_model import quantize_tiny, write_calibration
 
 RECORD = "glm5_ascend_provenance.json"
@@ -55,15 +55,13 @@ def test_msmodelslims_result_moves_them_aside_too(
     linked: bool, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of the user's, or a link to one, appears while its program runs."""
-    out, mine, program = tmp_path / "out", tmp_path / "mine", tmp_path / "bin" / "msmodelslim"
+    out, mine = tmp_path / "out", tmp_path / "mine"
     target = mine if linked else out
-    program.parent.mkdir()
-    program.write_text(
+    program = (
         f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir "$2" "{target}"\n'
         f'echo x > "$2/a.safetensors"\necho mine > "{target}/thesis.txt"\n' + (f'ln -s "{mine}" "{out}"\n' * linked)
     )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", "msmodelslim", program))
     calib = write_calibration(tmp_path / "calib.jsonl")
     done = quantize(tiny_source, out, recipe="rtn-w4a8", calib=calib, samples=2, seq_len=16, engine="msmodelslim")
     assert done is not None and done.moved_aside is not None and done.to_dict()["moved_aside"] == str(done.moved_aside)
@@ -79,13 +77,8 @@ def test_msmodelslims_result_moves_them_aside_too(
 
 def test_msmodelslim_answers_in_json(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = quantize_tiny(tiny_source, tmp_path / "made", "rtn-w4a8")
-    program = tmp_path / "bin" / "msmodelslim"
-    program.parent.mkdir()
-    program.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir -p "$2" && cp -r {quantized}/. "$2"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    program = f'#!/bin/sh\nwhile [ "$1" != --save_path ]; do shift; done\nmkdir -p "$2" && cp -r {quantized}/. "$2"\n'
+    monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", "msmodelslim", program))
     done = in_process(
         "quantize", tiny_source, tmp_path / "out", "--recipe", "rtn-w4a8", "--engine", "msmodelslim", "--json"
     )

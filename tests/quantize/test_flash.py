@@ -13,6 +13,7 @@ import torch
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.fidelity import evaluate
 from glm5_ascend.verify import verify
+from tests.conftest import Copy, Quantized
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_flash import (
     as_msmodelslim,
@@ -23,7 +24,6 @@ from tests.support.tiny_flash import (
 )
 from tests.support.tiny_model import SHARD, edited_tensors, write_tiny_model
 
-Quantized = Callable[..., Path]
 LAYERS = "model.language_model.layers."
 EXPERT_TYPES = {
     "flash-w4a8": "W4A8_DYNAMIC", "flash-w8a8": "W8A8_DYNAMIC", "flash-w4a8-best": "W4A8_DYNAMIC",
@@ -240,9 +240,7 @@ def test_vllm_ascend_of_the_right_line_is_named(tiny_quantized: Quantized, tiny_
     assert report.engine is not None and report.engine.version == "vllm-ascend 0.30.0rc2"
 
 
-def test_sglang_finds_every_type_under_its_own_name(
-    tiny_quantized: Quantized, editable: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_sglang_finds_every_type_under_its_own_name(tiny_quantized: Quantized, editable: Copy, tmp_path: Path) -> None:
     """SGLang's modules are model.layers.N; other writers have types under the names of the tensors only."""
     source = with_floats(write_tiny_flash(tmp_path / "source"))
     out = editable(tiny_quantized("flash-w4a8", source))
@@ -288,8 +286,7 @@ def test_its_profile_serves_it_and_others_refuse_it(tiny_quantized: Quantized, t
     ids=lambda value: " ".join(value[:1]) if isinstance(value, tuple) else None,
 )
 def test_what_flash_does_not_have_is_refused(
-    command: tuple[str, ...], words: str, tiny_flash: Path, tiny_quantized: Quantized, tmp_path: Path
+    command: tuple[str, ...], words: str, tiny_flash: Path, tmp_path: Path
 ) -> None:
-    w4a8 = tiny_quantized("flash-w4a8", tiny_flash)
-    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out", w4a8=w4a8) for word in command))
+    done = in_process(*(word.format(flash=tiny_flash, out=tmp_path / "out") for word in command))
     assert_one_clear_line(done, 2, words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,10 @@ from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import find_recipe
 from glm5_ascend.verify import verify
+from tests.conftest import Quantized
 from tests.quantize.support.kill_runs import digest
 from tests.support.decoder_layer import decoder_layer
-from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
+from tests.support.tiny_model import SHARED_INDEXER, rotate_tiny, write_calibration, write_tiny_model
 
 SEQUENCES = [torch.arange(5, 45), torch.arange(60, 20, -1), torch.arange(100, 228, 2)]
 
@@ -42,18 +42,13 @@ def fp32_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rotation_alone_keeps_the_function(fp32_source: Path, tmp_path: Path) -> None:
     """QuaRot and norm fusion written to disk and read back: logits of the source, to fp32 rounding."""
-    recipe = tmp_path / "rotate.yaml"
-    recipe.write_text(
-        "apiversion: glm5_ascend_v1\nmetadata: {config_id: rotate}\nspec:\n  process:\n    - {type: quarot}\n"
-    )
-    out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(fp32_source, out, str(recipe))), silent)
+    out = rotate_tiny(fp32_source, tmp_path / "out")
     assert relative_error(StoredModel(out).logits(SEQUENCES), StoredModel(fp32_source).logits(SEQUENCES)) < 1e-5
     embedding = CheckpointDir(out).read("model.embed_tokens.weight")
     assert not torch.allclose(embedding, CheckpointDir(fp32_source).read("model.embed_tokens.weight"), atol=0.1)
 
 
-def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized: Callable[..., Path]) -> None:
+def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized: Quantized) -> None:
     """The rotated MTP layer computes from `rot @ hidden` the same as the source's MTP layer from its own hidden."""
     out = tiny_quantized("w4a8", fp32_source)
     models = [StoredModel(fp32_source), StoredModel(out)]
@@ -80,7 +75,7 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
     [("w8a8", 0.15), ("w4a8", 0.3), ("rtn-w4a8", 0.35), ("w4a8-best", 0.3)],
 )
 def test_quantized_model_stays_near_its_source(
-    recipe: str, limit: float, tiny_quantized: Callable[..., Path], tiny_source: Path
+    recipe: str, limit: float, tiny_quantized: Quantized, tiny_source: Path
 ) -> None:
     """Median over positions, because a flipped expert or key moves single positions by their whole size. The bound
     tells rounding from a wrong transform, which gives about 1.4: two unrelated vectors."""
@@ -102,7 +97,7 @@ def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("recipe", "threads"), [("w4a8", 3), ("w4a8-best", 1)])
 def test_any_number_of_threads_gives_the_same_bytes(
-    recipe: str, threads: int, tiny_source: Path, tiny_quantized: Callable[..., Path], tmp_path: Path
+    recipe: str, threads: int, tiny_source: Path, tiny_quantized: Quantized, tmp_path: Path
 ) -> None:
     calib, before = write_calibration(tmp_path / "calib.jsonl"), tiny_quantized(recipe)
     again = tmp_path / before.name

@@ -6,19 +6,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.serve.support import tiny_checkpoints
-from tests.serve.support.oracle import NEW_TOKENS, hf_continue, hf_model
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 Oracle = dict[str, list[list[int]]]
+NEW_TOKENS = 32
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
 def tokens(passed: list[dict[str, Any]]) -> list[list[int]]:
     return [output["tokens"] for output in passed]
+
+
+def hf_model(directory: Path) -> Any:
+    """transformers' model in fp32 with vLLM's eps in the two low-rank norms (transformers uses its class default)."""
+    from transformers import GlmMoeDsaForCausalLM
+
+    model = GlmMoeDsaForCausalLM.from_pretrained(
+        directory, trust_remote_code=False, dtype="float32", attn_implementation="eager"
+    ).eval()
+    for name, module in model.named_modules():
+        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            module.variance_epsilon = model.config.rms_norm_eps
+    return model
+
+
+def hf_continue(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy continuations of NEW_TOKENS tokens, one prompt at a time."""
+    length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    outputs = [model.generate(torch.tensor([prompt]), do_sample=False, **length)[0] for prompt in prompts]
+    return [output[len(prompt) :].tolist() for output, prompt in zip(outputs, prompts, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from glm5_ascend.serve.flags import ServerCommand
 from glm5_ascend.serve.foreground import _stage, end, grace_seconds, run_server
 from glm5_ascend.serve.local_server import free_port
 from tests.support.command import environment, glm5_ascend, interruptible
+from tests.support.server_process import wait_for
 
 #: A server that answers /health, with a child of its own in another session, as vLLM's engine is.
 SERVER = """
@@ -48,13 +48,11 @@ except KeyboardInterrupt:
 """
 
 
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
+def wait_until_gone(*pids: int) -> None:
+    def gone(pid: int) -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    wait_for(lambda: all(map(gone, pids)), "the end of its processes", 60)
 
 
 @pytest.fixture
@@ -85,14 +83,14 @@ def test_a_signal_ends_the_server_and_its_engine(
     process, engine = parent
     process.send_signal(number)
     assert process.wait(timeout=60) == 130
-    assert gone(engine)
+    wait_until_gone(engine)
 
 
 def test_a_killed_parent_leaves_no_server(parent: tuple[subprocess.Popen[str], int]) -> None:
     process, _ = parent
     (server,) = psutil.Process(process.pid).children()
     process.kill()
-    assert gone(server.pid)
+    wait_until_gone(server.pid)
 
 
 def test_a_server_that_ends_too_early_is_one_line(tmp_path: Path) -> None:
@@ -104,7 +102,7 @@ def test_a_server_that_ends_too_early_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "log") in error.value.tip
 
 
-def test_end_kills_a_process_that_ignores_sigterm(tmp_path: Path) -> None:
+def test_end_kills_a_process_that_ignores_sigterm() -> None:
     ignoring = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     )
@@ -149,7 +147,7 @@ def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> Non
             children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=120) == 130
-            assert all(gone(pid) for pid in children)
+            wait_until_gone(*children)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -6,8 +6,6 @@ import itertools
 import math
 import mmap
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors.torch import save_file
 from glm5_ascend.serve.memory import FROM_DISK
 from glm5_ascend.serve.plugin import mapped_files
 from tests.support.page_cache import cached, evict
+from tests.support.server_process import wait_for
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def test_only_what_is_needed_is_read(cold: dict[str, torch.Tensor]) -> None:
 def test_an_embedding_is_read_but_not_mapped(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """Linux has all of it, this process the rows that it uses."""
     assert mapped_files.mapped_files(tmp_path).read_ahead([cold["a"]], embeddings=[cold["b"]])
-    wait_until(lambda: cached(cold["b"]) > 2**25 - 2**14)
+    wait_for(lambda: cached(cold["b"]) > 2**25 - 2**14, "the pages", 60)
     assert int(cold["b"][2**24 : 2**24 + 8192].sum()) == 8192
     assert 2**25 <= resident(tmp_path / "model.safetensors") < 2**25 + 2**23  # huge pages
 
@@ -132,10 +131,10 @@ def test_a_reader_reads_the_next_step(
     monkeypatch.setattr(mapped_files, "_MADV_POPULATE_READ", populate)
     first, last = steps(cold, tmp_path)
     first()
-    wait_until(lambda: cached(cold["b"]) > 2**25 - 2**14)
+    wait_for(lambda: cached(cold["b"]) > 2**25 - 2**14, "the pages", 60)
     assert cached(cold["a"]) <= 2**22 and cached(cold["c"]) <= 2**22  # huge pages at the ends
     last()
-    wait_until(lambda: cached(cold["a"]) > 2**25 - 2**14)
+    wait_for(lambda: cached(cold["a"]) > 2**25 - 2**14, "the pages", 60)
     assert cached(cold["c"]) <= 2**22
 
 
@@ -148,9 +147,9 @@ def test_what_does_not_fit_makes_room(
     first()
     last()
     last.reader.read([cold["c"]])
-    wait_until(lambda: all(cached(cold[name]) > 2**25 - 2**22 for name in "abc"))
+    wait_for(lambda: all(cached(cold[name]) > 2**25 - 2**22 for name in "abc"), "the pages", 60)
     first()
-    wait_until(lambda: cached(cold["c"]) <= 2**22)
+    wait_for(lambda: cached(cold["c"]) <= 2**22, "the pages", 60)
     last()
     first()
     assert cached(cold["a"]) > 2**25 - 2**22
@@ -166,13 +165,6 @@ def steps(tensors: dict[str, torch.Tensor], directory: Path) -> list[Any]:
     reader = mapped_files.Reader(mapped_files.mapped_files(directory))
     reader.follow(torch.nn.ModuleList(modules), [(module, module) for module in modules])
     return modules
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_pieces_of_tensors(cold: dict[str, torch.Tensor], tmp_path: Path) -> None:

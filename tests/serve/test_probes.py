@@ -19,10 +19,6 @@ Message = dict[str, Any]
 Respond = Callable[[Message], Message]
 
 
-def is_weather(body: Message) -> bool:
-    return "weather" in body["messages"][-1]["content"]
-
-
 def others_number() -> Respond:
     """Every third answer about numbers belongs to the request before it."""
     before: list[Message] = []

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.serve.support import tiny_checkpoints
+from tests.serve.support.tiny_checkpoints import SPECIALS
+from tests.support.tiny_model import write_tokenizer
 
 pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
@@ -32,7 +33,7 @@ def test_the_stock_sampler(probe: Any) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of bytes and GLM's special tokens."""
     directory = tmp_path_factory.mktemp("tokenizer")
-    tiny_checkpoints.write_tokenizer(directory)
+    write_tokenizer(directory, SPECIALS)
     return directory
 
 

@@ -23,6 +23,7 @@ TOGETHER = {
     "tests/serve/test_vllm_defects.py": "engine",
     "tests/serve/test_api.py": "server",
     "tests/serve/test_api_key.py": "server",
+    "tests/serve/test_cut_call.py": "server",
     "tests/serve/test_readme_chat.py": "server",
     "tests/serve/test_smoke.py": "server",
     "tests/serve/test_watch.py": "server",

@@ -1,4 +1,4 @@
-"""Programs of Debian that tests need: installed where they are missing and that is possible."""
+"""Programs that tests start: Debian's, installed where that is possible, and stand-ins."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
+
+#: A stand-in that prints its arguments, one a line.
+PRINTS = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
 @cache
@@ -18,3 +22,11 @@ def debian_program(name: str, package: str) -> str | None:
             subprocess.run(command, capture_output=True, check=False, env=environ)
         found = shutil.which(name)
     return found
+
+
+def stand_in(folder: Path, name: str, text: str) -> str:
+    """Write a program into `folder`; returns a PATH on which it comes first."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import psutil
 from glm5_ascend.serve.local_server import free_port
 from tests.support.command import SMALL_SERVER
 
+#: Only to end what hangs, on the slowest machine.
+START_LIMIT_S = 1800
 #: One engine in one process and one thread: fast to start, and hooks and dispatch modes see the model.
 ENGINE_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -60,7 +62,14 @@ def started_server(checkpoint: Path, folder: Path, flags: Sequence[str]) -> Iter
         yield f"http://127.0.0.1:{port}"
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, seconds: int = 1800) -> None:
+def wait_for(condition: Callable[[], bool], name: str, seconds: float = START_LIMIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {name}"
+        time.sleep(0.05)
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, seconds: int = START_LIMIT_S) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:

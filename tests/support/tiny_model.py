@@ -7,7 +7,7 @@ that whatever takes a real checkpoint takes this one. torch, safetensors and tok
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,24 +221,29 @@ def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, scale
 
 
-def write_tokenizer(directory: Path) -> None:
-    """A tokenizer of single bytes and GLM's markers, with a chat template."""
+def write_tokenizer(directory: Path, special: Sequence[str] = SPECIAL_TOKENS, template: str = CHAT_TEMPLATE) -> None:
+    """A tokenizer of GLM's markers, which come first, and single bytes, with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    vocab = {token: i for i, token in enumerate([*special, *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(list(SPECIAL_TOKENS))
+    core.add_special_tokens(list(special))
     core.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": SPECIAL_TOKENS[0],
-        "pad_token": SPECIAL_TOKENS[0],
+        "eos_token": special[0],
+        "pad_token": special[0],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
+
+
+def change_json(path: Path, **values: Any) -> None:
+    """Give keys of a JSON file other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def write_calibration(path: Path) -> Path:
@@ -268,6 +273,15 @@ def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
     quantize(prepare(options), silent)
     return out
+
+
+def rotate_tiny(source: Path, out: Path) -> Path:
+    """`source` with QuaRot and nothing else; returns `out`."""
+    recipe = out.parent / "rotate.yaml"
+    recipe.write_text(
+        "apiversion: glm5_ascend_v1\nmetadata: {config_id: rotate}\nspec:\n  process:\n    - {type: quarot}\n"
+    )
+    return quantize_tiny(source, out, str(recipe))
 
 
 def quantize_with_rot_in_shard(source: Path, out: Path) -> Path:

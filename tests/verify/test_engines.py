@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from glm5_ascend.verify import verify
 from glm5_ascend.verify.engines import ServingEngine
+from tests.conftest import Copy, Quantized
 from tests.support.tiny_model import quantize_tiny
 from tests.verify.support.editor import DESCRIPTION, ROT, Checkpoint
 
-Copy = Callable[[Path], Path]
 EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
 
 
@@ -20,7 +19,7 @@ def flags(directory: Path, engine: str) -> list[str]:
     return [note.flag.split()[0] for note in report.engine.notes if note.flag]
 
 
-def test_sglang_gets_the_flags_that_a_checkpoint_needs(tiny_quantized: Callable[..., Path]) -> None:
+def test_sglang_gets_the_flags_that_a_checkpoint_needs(tiny_quantized: Quantized) -> None:
     unquant = "--speculative-draft-model-quantization"
     assert flags(tiny_quantized("w4a8"), "sglang") == ["--moe-a2a-backend", unquant]
     assert flags(tiny_quantized("w8a8"), "sglang") == [unquant]  # no scale_bias
@@ -41,9 +40,7 @@ def test_float_experts_end_the_start_of_sglang_alone(tiny_source: Path, tmp_path
         assert verify(out, engine=engine, deep=False).findings == []
 
 
-def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(
-    tiny_w4a8: Path, editable: Copy, tiny_source: Path
-) -> None:
+def test_an_unknown_type_of_a_linear_is_more_than_a_line_of_a_log(tiny_w4a8: Path, editable: Copy) -> None:
     checkpoint = Checkpoint(editable(tiny_w4a8))
     key = "model.layers.1.self_attn.o_proj.weight"
     with checkpoint.json(DESCRIPTION) as description:

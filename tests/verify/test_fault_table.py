@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.verify import Report, verify
+from tests.conftest import Quantized
 from tests.verify.faults import flash, keys, texts, values
 from tests.verify.faults.row import ALL, HASHES, QUICK, SOURCE, Linked, Row
 
@@ -25,7 +25,7 @@ def called(mode: str, ck: Linked, source: Path) -> Report:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_planted_fault(row: Row, tiny_quantized: Callable[..., Path], sources: dict[str, Path], tmp_path: Path) -> None:
+def test_planted_fault(row: Row, tiny_quantized: Quantized, sources: dict[str, Path], tmp_path: Path) -> None:
     """The least way of calling that finds it, and the next lower one, which must not."""
     least = ALL.index(row.modes[0])
     source = sources[row.model]
@@ -34,7 +34,7 @@ def test_planted_fault(row: Row, tiny_quantized: Callable[..., Path], sources: d
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_all_modes(row: Row, tiny_quantized: Callable[..., Path], sources: dict[str, Path], tmp_path: Path) -> None:
+def test_all_modes(row: Row, tiny_quantized: Quantized, sources: dict[str, Path], tmp_path: Path) -> None:
     source = sources[row.model]
     check_modes(row, ALL, tiny_quantized(row.recipe, source), source, tmp_path)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from glm5_ascend.verify import verify
+from tests.conftest import Quantized
 from tests.support.tiny_model import edited_tensors, write_tiny_model
 
-Quantized = Callable[..., Path]
 LAYER = "model.layers.1."
 Tensors = dict[str, torch.Tensor]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ from glm5_ascend.errors import Glm5Error
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.verify import verify
 from glm5_ascend.verify.sample import Share
+from tests.conftest import Copy
 from tests.verify.support.editor import Checkpoint
 
-Copy = Callable[[Path], Path]
 EXPERTS = "model.layers.{}.mlp.experts.{}.gate_proj"
 
 

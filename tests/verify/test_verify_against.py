@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.verify import verify
+from tests.conftest import Copy, Quantized
 from tests.support.tiny_model import edited_tensors, write_tiny_model
 from tests.verify.support.editor import PROVENANCE, Checkpoint
 
-Quantized = Callable[..., Path]
 LAYER = "model.layers.1."
 EXPERT = f"{LAYER}mlp.experts."
 UP, DOWN = f"{EXPERT}2.up_proj", f"{EXPERT}2.down_proj"
 
 
-def test_seed_of_another_run(tiny_w4a8: Path, tiny_source: Path, editable: Callable[[Path], Path]) -> None:
+def test_seed_of_another_run(tiny_w4a8: Path, tiny_source: Path, editable: Copy) -> None:
     checkpoint = Checkpoint(editable(tiny_w4a8))
     with checkpoint.json(PROVENANCE) as provenance:
         provenance["seed"] = 7
@@ -35,7 +34,7 @@ def test_another_model(tiny_w4a8: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("row", "column"), [(3, 3), (3, 7)])
 def test_a_dead_channel_hides_no_other_damage(
-    tiny_quantized: Quantized, tmp_path: Path, editable: Callable[[Path], Path], row: int, column: int
+    tiny_quantized: Quantized, tmp_path: Path, editable: Copy, row: int, column: int
 ) -> None:
     """A column of a dead channel that holds other values, and a live column that was emptied, are both found."""
     source = write_tiny_model(tmp_path / "dead")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from benchmarks.training.outliers import plant
 from glm5_ascend.checkpoint.schemes import QUANTIZED
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import Report, verify
+from tests.conftest import Copy, Quantized
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf
-
-Quantized = Callable[..., Path]
 
 
 def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
@@ -85,7 +83,7 @@ def test_every_layout_is_clean(name: str, shelf: Shelf) -> None:
     assert len(list(correct.directory.glob("*.safetensors"))) > (4 if LAYOUTS[name][1] == "several" else 0)
 
 
-def test_a_rotation_with_entries_rounded_to_bf16_is_one(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_a_rotation_with_entries_rounded_to_bf16_is_one(tiny_w4a8: Path, editable: Copy) -> None:
     """msModelSlim's: a Hadamard matrix of 192 columns gets 0.0027 too large a diagonal of Q Q^T."""
     directory = editable(tiny_w4a8)
     path = directory / "optional/quarot.safetensors"
@@ -94,9 +92,7 @@ def test_a_rotation_with_entries_rounded_to_bf16_is_one(tiny_w4a8: Path, editabl
     assert not [finding for finding in verify(directory).findings if "orthogonal" in finding.message]
 
 
-def test_without_provenance_only_the_attention_is_skipped(
-    tiny_w4a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
-) -> None:
+def test_without_provenance_only_the_attention_is_skipped(tiny_w4a8: Path, tiny_source: Path, editable: Copy) -> None:
     out = editable(tiny_w4a8)
     (out / "glm5_ascend_provenance.json").unlink()
     report = verify(out, against=tiny_source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from glm5_ascend.errors import Glm5Error
 from glm5_ascend.verify import verify
+from tests.conftest import Copy
 from tests.verify.support.editor import DESCRIPTION, INDEX, PROVENANCE
 
 ODD: list[Any] = [None, True, -1, 0, 2.5, "", "x", "../x.safetensors", [], [[]], {}, {"a": 1}, 10**30, "FLOAT"]
@@ -29,9 +29,7 @@ def answer(directory: Path, source: Path | None) -> None:
 @pytest.mark.parametrize(
     "name", [DESCRIPTION, INDEX, PROVENANCE, "config.json", "tokenizer.json", "tokenizer_config.json"]
 )
-def test_odd_values_in_json_files(
-    name: str, tiny_w8a8: Path, tiny_source: Path, editable: Callable[[Path], Path]
-) -> None:
+def test_odd_values_in_json_files(name: str, tiny_w8a8: Path, tiny_source: Path, editable: Copy) -> None:
     directory, chance = editable(tiny_w8a8), random.Random(name)
     original = json.loads((directory / name).read_text())
     for value in ODD:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,9 @@ from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_asce
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
+from tests.conftest import Copy
 from tests.support.command import in_process
+from tests.support.tiny_model import change_json
 
 #: Two dies of an A3 as npu-smi prints them: vllm-ascend issue 12980.
 NPU_SMI = (Path(__file__).parent / "npu_smi.txt").read_text()
@@ -118,28 +119,24 @@ def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatc
     assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
 
 
-def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Copy) -> None:
     facts = preflight.checkpoint_facts(summarize(tiny_w4a8))
     assert (facts["weights"], facts["attention"], facts["group_size"]) == ("w4a8", "W8A8_DYNAMIC", 0)
     assert facts["mtp_layers"] == 1 and facts["mtp_tensors"] > 0 and facts["layers_without_indexer"] == 0
     assert not facts["kv_b_quantized"] and not facts["shared_indexers"]
     broken = editable(tiny_w4a8)
-    config = json.loads((broken / "config.json").read_text()) | {"indexer_types": ["full", "shared", "full"]}
     for keys, shared in (({}, False), ({"index_topk_pattern": "FSF"}, True)):  # vLLM reads the second
-        (broken / "config.json").write_text(json.dumps(config | keys))
+        change_json(broken / "config.json", indexer_types=["full", "shared", "full"], **keys)
         assert preflight.checkpoint_facts(summarize(broken))["shared_indexers"] is shared
     path = broken / "quant_model_description.json"
-    description = json.loads(path.read_text())
-    name = next(key for key in description if key.endswith(".kv_b_proj.weight"))
-    path.write_text(json.dumps({**description, name: "W8A8_DYNAMIC", "group_size": 256}))
-    assert (
-        preflight.checkpoint_facts(summarize(broken))["kv_b_quantized"]
-        and preflight.checkpoint_facts(summarize(broken))["group_size"] == 256
-    )
+    name = next(key for key in json.loads(path.read_text()) if key.endswith(".kv_b_proj.weight"))
+    change_json(path, **{name: "W8A8_DYNAMIC", "group_size": 256})
+    facts = preflight.checkpoint_facts(summarize(broken))
+    assert facts["kv_b_quantized"] and facts["group_size"] == 256
 
 
 @pytest.mark.parametrize("name", ["a.safetensors.index.json", "quant_model_weight_w4a8.safetensors.index.json"])
-def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: Copy) -> None:
     """msModelSlim names its own otherwise; both can lie in one directory, in any order of the file system."""
     two = editable(tiny_w4a8)
     (two / name).write_text(json.dumps({"weight_map": {"lm_head.weight": "other.safetensors"}}))
@@ -175,9 +172,8 @@ def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:
     assert done.returncode == report["exit_code"]
 
 
-def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Callable[[Path], Path]) -> None:
+def test_a_profile_that_the_checkpoint_rules_out(tiny_w4a8: Path, editable: Copy) -> None:
     broken = editable(tiny_w4a8)
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    change_json(broken / "config.json", num_nextn_predict_layers=0)
     rows = profile_rows(load("a3-single-w4a8"), summarize(broken), None)
     assert [row.status for row in rows if row.id == "C1"] == ["problem"]

@@ -136,17 +136,17 @@ def test_rules_are_no_programs(text: str) -> None:
 
 
 def test_what_stays_of_a_command_line_in_normal_form() -> None:
-    words = [
-        "-tp",
-        "8",
-        "--max_model_len=4k",
-        "--no-enable-prefix-caching",
-        "--enforce-eager",
-        "--seed",
-        "1",
+    words = ["-tp", "8", "--max_model_len=4k", "--no-enable-prefix-caching", "--enforce-eager", "--seed", "1"]
+    words += [
         "--seed=2",
+        "--compilation-config.cudagraph_mode",
+        "NONE",
+        "-q",
+        "ascend",
+        "--served-model-name",
+        "a",
+        "b",
     ]
-    words += ["--compilation-config.cudagraph_mode", "NONE", "-q", "ascend", "--served-model-name", "a", "b"]
     argv = ["vllm", "serve", "DIR", *normal_form(words, TABLE)]
     assert parsed_flags([*argv, "--port", "{port}", "--kv-transfer-config", "{"], TABLE) == {
         "tensor-parallel-size": 8, "max-model-len": 4000, "enable-prefix-caching": False, "enforce-eager": True,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from glm5_ascend.deploy.profiles.load import load, names
+import yaml
+
+from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
-
-#: All profiles of machines with NPUs.
-ATLAS = [name for name in names() if load(name).platform == "npu"]
 
 #: One profile per shape of rendered objects and engine: one machine, several, prefill and decode apart.
 SHAPES = ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-pd-pp2", "rollout", "a3-2node-sglang", "a3-pd-sglang"]
@@ -19,3 +19,22 @@ def written(folder: Path, profile: str, target: str) -> Path:
     for name, text in rendered_texts(load(profile), target, "/models/glm5").items():
         (folder / name).write_text(text)
     return folder
+
+
+def objects_in(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Kubernetes objects of all files by kind and name."""
+    objects = [item for path in sorted(folder.glob("*.yaml")) for item in yaml.safe_load_all(path.read_text())]
+    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    assert len(named) == len(objects)  # two of one kind and name would overwrite each other
+    return named
+
+
+def pods_in(folder: Path) -> list[dict[str, Any]]:
+    """Templates of all pods: those of Deployments, of leaders and of workers."""
+    templates = []
+    for (kind, _), item in objects_in(folder).items():
+        if kind == "LeaderWorkerSet":
+            templates += [item["spec"]["leaderWorkerTemplate"][key] for key in ("leaderTemplate", "workerTemplate")]
+        elif kind == "Deployment":
+            templates.append(item["spec"]["template"])
+    return templates

@@ -9,9 +9,7 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,9 @@ from typing import Any
 import psutil
 
 from glm5_ascend.serve.local_server import free_port
-from tests.support.server_process import wait_until_healthy
+from tests.support.server_process import wait_for, wait_until_healthy
 
-START_LIMIT_S = 1800
 NO_BYTE, COMPLETE, BROKEN = "no first byte", "complete", "broken off"
-
-
-def wait_for(what: Callable[[], bool], name: str, seconds: float = START_LIMIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {name}"
-        time.sleep(0.2)
 
 
 def healthy(url: str) -> bool:

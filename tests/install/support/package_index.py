@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import functools
 import hashlib
 import importlib.metadata
-import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
+
+from tests.support.listening import listening
 
 
 def wheel(
@@ -58,21 +59,11 @@ def _write(index: Path, name: str, file: str, contents: Mapping[str, bytes]) -> 
         packed.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,"]) + "\n")
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path) -> AbstractContextManager[str]:
     """URL of an index: a folder per package, whose listing is a page of links as PEP 503 wants it."""
-    handler = functools.partial(_Quiet, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(folder))
+
+    return listening(Handler)

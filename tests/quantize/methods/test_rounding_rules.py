@@ -11,7 +11,11 @@ from glm5_ascend.quantize.methods.method import INT4_MAX, INT8_MAX, LARGEST, Met
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear, static_input
 from glm5_ascend.quantize.methods.ssz import SSZ
-from tests.quantize.support.rounding import round_int
+
+
+def round_int(weight: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor:
+    """round-half-even(W / scale) clipped to [-largest-1, largest], still fp32."""
+    return torch.round(weight / scale).clamp_(-largest - 1, largest)
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from glm5_ascend.quantize.methods.method import LARGEST
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.smoothing import flex_awq_ssz, flex_smooth_quant, quantize_activation
 from glm5_ascend.quantize.methods.ssz import SSZ
-from tests.quantize.support.rounding import round_int
+from tests.quantize.methods.test_rounding_rules import round_int
 
 
 def inputs(tokens: int, channels: int, outliers: float) -> torch.Tensor:

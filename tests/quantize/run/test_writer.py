@@ -20,7 +20,7 @@ from glm5_ascend.quantize.run.journal import Journal
 from glm5_ascend.quantize.run.store import Store
 
 
-def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_block_of_one_row(tiny_source: Path, tmp_path: Path) -> None:
     """The static input's scale has as many rows as the block, but belongs to the whole linear."""
     plan = QuantizationPlan(open_source(tiny_source), load_recipe(find_recipe("w8a8")))
     prefix, parts = plan.config.spec.layer_prefix(1), plan.config.backbone(1)

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.packing import scale_bias
+from tests.support.tiny_model import write_tokenizer
 from tests.verify.support.integers import pack
 
 SPECIALS = [
     "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 ]  # fmt: skip
+TEMPLATE = "[gMASK]<sop>{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
 ATTENTION = ("q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "indexer.wq_b")
 
 
@@ -27,7 +29,8 @@ def write_float_checkpoint(directory: Path, indexers: str = "FFF", context: int 
     """
     from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
-    write_tokenizer(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(directory, SPECIALS, TEMPLATE)
     torch.manual_seed(0)
     config = GlmMoeDsaConfig(
         vocab_size=512, hidden_size=192, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=3,
@@ -75,22 +78,6 @@ def with_mtp_layer(tensors: dict[str, torch.Tensor], config: Any) -> dict[str, t
     extra[mtp + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     extra[mtp + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     return tensors | extra
-
-
-def write_tokenizer(directory: Path) -> None:
-    """256 bytes, then GLM's special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIALS)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIALS[0], pad_token=SPECIALS[0])
-    fast.chat_template = "[gMASK]<sop>{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-    fast.save_pretrained(directory)
 
 
 def quantize(source: Path, directory: Path) -> Path:
