@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tools.fidelity_checkpoints import make_demo, quantized
-from tools.real_texts import MODULES, versions, write_texts
+from tools.real_texts import modules, versions, write_texts
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training.attention import Operands, Packed, index_parts, operands, packed
@@ -37,7 +36,7 @@ from training.trunk import block_forward, trunk_forward
 
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.python_docs import documents, stable_hash
+from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.quantize.recipe import find_recipe, recipe_content
 
@@ -51,15 +50,17 @@ LEARNING_RATE = 1e-3
 
 def training_tokens(source: Path) -> Tensor:
     """int64 [TEXTS, LENGTH] of documentation and code that is not evaluated, in turns."""
-    library = Path(sysconfig.get_path("stdlib"))
-    modules = [file for file in sorted(library.glob("*.py")) if stable_hash(f"code:{file.name}") % MODULES]
-    code = [file.read_text(encoding="utf-8", errors="replace") for file in modules]
     tokenizer, rows = SourceTokenizer(source), []
-    for texts in (documents(held_out=False), code):
+    for texts in (documents(held_out=False), modules(held_out=False)):
         tokens = tokenizer.encode("\n\n".join(texts))
         whole = torch.tensor(tokens[: len(tokens) // LENGTH * LENGTH]).view(-1, LENGTH)
         rows.append(whole[torch.linspace(0, len(whole) - 1, TEXTS // 2).long()])
     return torch.stack(rows, 1).flatten(0, 1)
+
+
+def one_text(model: Any, length: int) -> Packed:
+    """The layout of a row that holds one text."""
+    return packed(model.model.rotary_emb, torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None])
 
 
 def train_indexers(source: Path, out: Path) -> Path:
@@ -68,7 +69,7 @@ def train_indexers(source: Path, out: Path) -> Path:
         return out
     model: Any = load_model(source, "sdpa")
     tokens = training_tokens(source)
-    layout = packed(model.model.rotary_emb, torch.zeros_like(tokens[:1]), torch.arange(LENGTH)[None])
+    layout = one_text(model, LENGTH)
     with torch.no_grad():
         hidden = model.model.embed_tokens(tokens)
     for index, layer in enumerate(model.model.layers):
@@ -143,8 +144,7 @@ def int8_latents(checkpoint: Path) -> Any:
 @torch.no_grad()
 def float_nll(model: Any, windows: list[Tensor], topk: int) -> Tensor:
     """NLL [windows, context - 1] of a float model with sparse attention."""
-    length, losses = len(windows[0]), []
-    layout = packed(model.model.rotary_emb, torch.zeros(1, length, dtype=torch.long), torch.arange(length)[None])
+    layout, losses = one_text(model, len(windows[0])), []
     for layer in model.model.layers:
         layer.self_attn.indexer.index_topk = topk
     for window in windows:
@@ -170,10 +170,10 @@ def with_topk(checkpoint: Path, topk: int) -> Path:
     for file in checkpoint.iterdir():
         target = out / file.name
         target.unlink(missing_ok=True)
-        target.symlink_to(file.resolve())
-    content = json.loads((checkpoint / "config.json").read_text())
-    (out / "config.json").unlink()
-    (out / "config.json").write_text(json.dumps(content | {"index_topk": topk}))
+        if file.name == "config.json":
+            target.write_text(json.dumps(json.loads(file.read_text()) | {"index_topk": topk}))
+        else:
+            target.symlink_to(file.resolve())
     return out
 
 

@@ -23,15 +23,19 @@ PASSAGES, CHARACTERS = 8, 3500
 
 def write_texts(path: Path) -> Path:
     """Write a .jsonl with the tasks `documentation` (held out), `licences` and `code`."""
-    library = Path(sysconfig.get_path("stdlib"))
-    modules = [file for file in sorted(library.glob("*.py")) if stable_hash(f"code:{file.name}") % MODULES == 0]
     texts = {
         "documentation": documents(held_out=True),
-        "licences": [_read(library / "LICENSE.txt"), *_licences()],
-        "code": [_read(file) for file in modules],
+        "licences": [_read(Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"), *_licences()],
+        "code": modules(held_out=True),
     }
     path.write_text("".join(_record(task, "\n\n".join(pieces)) for task, pieces in texts.items()))
     return path
+
+
+def modules(held_out: bool) -> list[str]:
+    """The modules of Python's library that are read as code, or all others."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return [_read(file) for file in files if (stable_hash(f"code:{file.name}") % MODULES == 0) == held_out]
 
 
 def versions() -> str:
