@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 from tools import known_sizes
+from tools.planner_fit import PRIORS, errors, fit, to_constants
 
-from glm5_ascend.deploy.planning.fit import PRIORS, errors, fit, to_constants
 from glm5_ascend.plan.evidence import OUTPUTS, SLOPE, Case, cases, distance
 from glm5_ascend.plan.hardware import Constants, fitted
 

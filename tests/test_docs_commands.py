@@ -46,9 +46,8 @@ def test_command_exists(name: str, line: str) -> None:
         assert words == ["--version"]
         return
     command = COMMANDS[words[0]]
-    if hasattr(command, "commands"):  # `plan` without a subcommand is `plan deployment`
-        names = [word for word in words[1:2] if words[0] == "deploy" or word in command.commands]
-        command = command.commands[(names or ["deployment"])[0]]
+    if hasattr(command, "commands"):
+        command = command.commands[words[1]]
     options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = {word.split("=")[0] for word in words[: words.index("--") if "--" in words else None] if word[:2] == "--"}
     assert flags <= options | {"--help"}

@@ -51,7 +51,7 @@ def plan(options: PlanOptions) -> Plan:
         raise PlanError(f"--acceptance {options.acceptance:g}: must be 1 to 4", "the mean length in vLLM's log")
     if options.mtp is not None:
         check_engine(Engine(1, drafts=options.mtp), model.config, hardware)
-    steps = Steps(model, hardware, hardware.constants or fitted().constants)
+    steps = Steps(model, hardware, fitted().constants)
     question = Question(steps, workload, slo, options.acceptance, options.mtp)
     nodes, candidates, trial = _answers(question, options.layout, options.nodes)
     return Plan(question, nodes, candidates[0], candidates[1:], trial)
@@ -132,7 +132,7 @@ class Plan:
         model, widths, die = question.model, question.half_widths(layout), p.memory
 
         def band(output: str, scale: float = 1.0) -> Range:
-            basis = "measured" if question.hardware.constants else "fitted" if output in self.known else "guessed"
+            basis = "fitted" if output in self.known else "guessed"
             values, factor = [scale * getattr(prediction, output) for prediction in ends], math.exp(widths[output])
             return Range(scale * getattr(p, output), min(values) / factor, max(values) * factor, basis)
 
@@ -206,7 +206,7 @@ class Plan:
         slots = layout.decode.sequences * layout.decode.dp * layout.replicas
         sentences = (
             *((bool(text), f"little data: {text}") for text in (hardware.little_data, rules and rules.little_data)),
-            ("tok_s" not in self.known and hardware.measured_on is None,
+            ("tok_s" not in self.known,
              f"no public speed of {model.config.spec.label} of this kind (machines, PD, hits) is fitted: guessed"),
             (p.hit < 0.99 * best.load.prefix_hit * (layout.decode.dcp == 1),
              f"the caches of a rank do not hold {best.load.different} prefixes: {100 * p.hit:.0f} % of a prompt is"
@@ -246,7 +246,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of `--json`: sizes in bytes, times in ms; `layout.text` is a value of --layout."""
         best, p, model = self.best, self.best.prediction, self.question.model
-        near = self.question.nearest(best.layout)
+        distance, case = self.question.nearest(best.layout)
         return {
             "schema_version": 2, "command": "plan", "ok": self.within_slo, "exit_code": 0,
             "model": model.name, "quantization": model.quantization, "cache": model.cache,
@@ -261,7 +261,7 @@ class Plan:
             "memory_per_die": {"total": p.memory.total, "usable": p.memory.usable,
                                "parts": {k: round(v) for k, v in p.memory.parts.items()}, "weights": p.memory.weights},
             "slo_met": self.within_slo, "notes": self.notes,
-            "nearest": near and {"id": near[1].row.id, "distance": round(near[0], 2), "measured": near[1].measured},
+            "nearest": {"id": case.row.id, "distance": round(distance, 2), "measured": case.measured},
             "others": [_candidate(c) for c in self.others[:8]],
             "experimental": _candidate(self.experimental) if self.experimental else None,
             "profile": self.profile, "command_lines": list(self.lines),

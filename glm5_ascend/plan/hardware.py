@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +77,6 @@ class Hardware(Keys):
         host_bandwidth, pool_bandwidth: bytes per second at which a rank loads cached tokens from the host's memory (a
             guess) and from a pool (that of UCM's public runs on SSDs).
         transfer_bandwidth: the same of a prompt's cache from prefill to decode: vllm-ascend 16984 saw 1 to 7 GB/s.
-        measured_on: the model that `plan measure` served, for a measured CPU. constants: of it; None: the fitted ones.
     """
 
     name: str
@@ -94,8 +92,6 @@ class Hardware(Keys):
     peer_seconds: Positive
     fp8: bool = False
     little_data: str | None = None
-    measured_on: str | None = None
-    constants: Constants | None = None
 
     def link(self, dies: int) -> Link:
         """Slowest link of a group of `dies` dies that is packed into as few nodes as possible."""
@@ -120,23 +116,14 @@ def known_hardware() -> list[str]:
     return sorted(path.stem for path in data_file("hardware").glob("*.yaml"))
 
 
-def measured_file() -> Path:
-    """File that `plan measure` writes and `--hardware cpu` reads."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "glm5-ascend" / "cpu.yaml"
-
-
 def load_hardware(name: str) -> Hardware:
-    """A shipped description by name, this CPU (`cpu`), or a YAML file by path; PlanError names what is wrong in it."""
+    """A shipped description by name, or a YAML file by path; PlanError names what is wrong in it."""
     if name in known_hardware():
         return _shipped(name)
-    path = measured_file() if name == "cpu" else Path(name)
-    if name == "cpu" and not path.is_file():
-        raise PlanError(f"--hardware cpu: this machine was not measured yet ({path} is missing)", "plan measure DIR")
-    if not path.is_file():
-        raise PlanError(f"--hardware {name}: no known machine and no file", near(name, [*known_hardware(), "cpu"]))
-    tip = "plan measure DIR" if name == "cpu" else "copy a file of glm5_ascend/plan/data/hardware and edit it"
-    return read_yaml(path, Hardware, error=PlanError, tip=tip)
+    if not Path(name).is_file():
+        raise PlanError(f"--hardware {name}: no known machine and no file", near(name, known_hardware()))
+    tip = "copy a file of glm5_ascend/plan/data/hardware and edit it"
+    return read_yaml(Path(name), Hardware, error=PlanError, tip=tip)
 
 
 @functools.cache

@@ -152,8 +152,7 @@ class _Layer:
         pairs = mean_pairs * imbalance(mean_pairs, engine.ep) / slices
         expert = streamed_linear(scheme, 2 * width, c.hidden_size) + streamed_linear(scheme, c.hidden_size, width)
         operations, floats = 6.0 * pairs * width * c.hidden_size, scheme == FLOAT
-        halves = scheme == W4A8_DYNAMIC and not (self.hardware.measured_on or self.hardware.fp8)
-        operations *= _HALVES if halves else 1.0
+        operations *= _HALVES if scheme == W4A8_DYNAMIC and not self.hardware.fp8 else 1.0
         yield Op(
             "experts", touched * expert + pairs * (2 * c.hidden_size + 6 * width) * BF16,
             operations * floats, operations * (not floats), pairs * (6 * width + 4 * c.hidden_size),

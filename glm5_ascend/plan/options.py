@@ -1,4 +1,4 @@
-"""Options of `plan` and its subcommands, for the commands and the function."""
+"""Options of `plan`, for the command and the function."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 from glm5_ascend.options import Argument, Option, StrPath
 
 _HARDWARE = (
-    "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, ascend-950dt, cpu (after `plan "
-    "measure`), or a YAML file that describes a machine."
+    "a3 (a supernode), cloudmatrix384, a3-roce, a2, a2-910b3, a2-910b4, ascend-950pr, ascend-950dt, or a YAML file "
+    "that describes a machine."
 )
 _MODEL = "Instead of DIR: glm-5, glm-5.1 to glm-5.3, glm-5.3-flash."
 _QUANT = "With --model: bf16, w8a8, w4a8, w8a8c8 or w4a8c8; on an Ascend 950 fp8 or mxfp4."
@@ -53,12 +53,3 @@ class PlanReportOptions(PlanOptions):
     """Options of `plan`, and the file of its report."""
 
     html: Annotated[StrPath | None, Option("Write a report as one HTML file without network access.", "FILE")] = None
-
-
-@dataclass(frozen=True)
-class MeasureOptions:
-    """Options of `plan measure`."""
-
-    directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint to serve; without it the demo model.")] = None
-    _: KW_ONLY
-    out: Annotated[StrPath | None, Option("Write to this file instead of the one of --hardware cpu.", "FILE")] = None

@@ -52,7 +52,7 @@ def show(plan: Plan, console: Console) -> None:
 
 def answer(plan: Plan) -> Iterator[tuple[str, str]]:
     """The first answer: load, layout, source, speeds, what limits them, verdict, notes, and the nearest result."""
-    n, best, step, near = plan.numbers, plan.best, plan.step, plan.question.nearest(plan.best.layout)
+    n, best, step, (distance, case) = plan.numbers, plan.best, plan.step, plan.question.nearest(plan.best.layout)
     speed, tpot, ttft = n["output_tokens_per_s"], n["tpot_ms"], n["ttft_ms"]
     limits = sorted(step.by_limit.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {100 * seconds / step.seconds:.0f} %" for name, seconds in limits)
@@ -68,30 +68,27 @@ def answer(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.question.slo != Slo() or not plan.within_slo:
         yield "SLO", plan.verdict
     yield from (("note", note) for note in plan.notes)
-    if near is not None:
-        distance, case = near
-        measured = case.measured["tok_s"]
-        text = f"{measured:,.0f} tokens/s measured with {case.layout}, {case.workload}"
-        drafts = case.layout.decode.drafts and not plan.question.steps.model.config.num_nextn_predict_layers
-        if not speed.low <= measured <= speed.high and not drafts:
-            same = predict(plan.question.steps, case.layout, case.workload, ends=ENDS[1:])
-            text += f"; for these the plan has {same.tok_s:,.0f}" if same else ""
-        yield "nearest", f"{case.row.case}: {text} (distance {distance:.1f})"
+    measured = case.measured["tok_s"]
+    text = f"{measured:,.0f} tokens/s measured with {case.layout}, {case.workload}"
+    drafts = case.layout.decode.drafts and not plan.question.steps.model.config.num_nextn_predict_layers
+    if not speed.low <= measured <= speed.high and not drafts:
+        same = predict(plan.question.steps, case.layout, case.workload, ends=ENDS[1:])
+        text += f"; for these the plan has {same.tok_s:,.0f}" if same else ""
+    yield "nearest", f"{case.row.case}: {text} (distance {distance:.1f})"
 
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Settings of the engines that are not in the layout's name."""
     for role, e in plan.best.layout.engines.items():
         sizes = f"--max-num-seqs {e.sequences}, --max-num-batched-tokens {e.batched_tokens}"
-        if plan.question.hardware.measured_on is None:
-            sizes += f", --gpu-memory-utilization {e.utilization:g}, HCCL_BUFFSIZE {e.buffer_mb}"
+        sizes += f", --gpu-memory-utilization {e.utilization:g}, HCCL_BUFFSIZE {e.buffer_mb}"
         yield "settings" if role == "server" else f"settings, {role}", sizes
 
 
 def _known(plan: Plan, output: str, basis: str) -> str:
     error, count = plan.known.get(output, (0.0, 0))
     accuracy = f"median error {100 * error:.0f} % of {count} unseen results" if count else "no public result"
-    return basis if basis == "measured" else f"{basis}; {accuracy} of this kind"
+    return f"{basis}; {accuracy} of this kind"
 
 
 def memory(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -130,15 +127,12 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     """Errors of the planner on public results, and the meaning of the words in brackets."""
     if plan.experimental is not None:
         yield f"experimental: see it with --layout {plan.experimental.layout.text()}"
-    if plan.question.hardware.constants is None:
-        for engine, title in (("vllm-ascend", "vllm-ascend"), ("sglang", "SGLang, not modelled")):
-            errors = medians(
-                case for case in cases() if case.row.engine == engine and (case.judged or engine == "sglang")
-            )
-            texts = (f"{WORDS[name]} {100 * error:.0f} % ({count})" for name, (error, count) in errors.items())
-            yield f"median error of results of {title}, each by a fit without its source: {', '.join(texts)}"
-        yield f"the ranges hold {100 * fitted().inside:.0f} % of those of vllm-ascend"
-    yield "measured: of the checkpoint or this machine. derived: arithmetic. guessed: no public number exists."
+    for engine, title in (("vllm-ascend", "vllm-ascend"), ("sglang", "SGLang, not modelled")):
+        errors = medians(case for case in cases() if case.row.engine == engine and (case.judged or engine == "sglang"))
+        texts = (f"{WORDS[name]} {100 * error:.0f} % ({count})" for name, (error, count) in errors.items())
+        yield f"median error of results of {title}, each by a fit without its source: {', '.join(texts)}"
+    yield f"the ranges hold {100 * fitted().inside:.0f} % of those of vllm-ascend"
+    yield "measured: of the checkpoint. derived: arithmetic. guessed: no public number exists."
     yield "None of this was run on an NPU by this project."
 
 

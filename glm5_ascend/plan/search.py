@@ -44,17 +44,14 @@ class Question:
     def hardware(self) -> Hardware:
         return self.steps.hardware
 
-    def nearest(self, layout: Layout) -> tuple[float, Case] | None:
-        """Distance to the nearest public result, and this result; None for a measured machine."""
-        if self.hardware.measured_on is not None:
-            return None
+    def nearest(self, layout: Layout) -> tuple[float, Case]:
+        """Distance to the nearest public result, and this result."""
         plan = self.model, self.hardware.name, layout, self.workload
         return min(((distance(case, *plan), case) for case in cases() if case.whole), key=lambda pair: pair[0])
 
     def half_widths(self, layout: Layout) -> dict[str, float]:
         """Half widths of the ranges' logarithms: they should hold four of five results that no fit has seen."""
-        near = self.nearest(layout)
-        growth = 1.0 + SLOPE * (near[0] if near else 0.0)
+        growth = 1.0 + SLOPE * self.nearest(layout)[0]
         spread = ACCEPTANCE_SPREAD if layout.decode.drafts and self.accepted is None else 0.0
         bands = fitted().bands.items()
         return {name: math.hypot(growth * band, 0.0 if name == "ttft" else spread) for name, band in bands}

@@ -34,8 +34,6 @@ def test_examples_can_be_typed(path: tuple[str, ...], command: Any) -> None:
     assert examples(command), "no example"
     for example in examples(command):
         program, *words = example.split()
-        if path == ("plan", "deployment") and words[1] != "deployment":  # it need not be named
-            words.insert(1, "deployment")
         assert program == "glm5-ascend" and tuple(words[: len(path)]) == path, example
         context = ROOT.make_context("glm5-ascend", list(path))
         command.make_context(" ".join(path), words[len(path) :], parent=context)  # a wrong option raises

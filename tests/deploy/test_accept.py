@@ -95,11 +95,6 @@ def test_all_of_it_on_a_cpu(rotated_checkpoint: Path, tmp_path: Path) -> None:
     assert 0 < figures["eval"]["kl_mean"] < 0.01
     measured = figures["load"]["measured"]
     assert measured["failed"] == 0 and measured["output_tokens_per_s"] > 0
-    if "fix" in figures["hardware"]:  # a machine too busy to be measured is accepted all the same
-        assert "predicted" not in figures["load"] and "this machine was not measured" in done.stdout
-    else:
-        predicted = figures["load"]["predicted"]
-        assert predicted["output_tokens_per_s"]["low"] < predicted["output_tokens_per_s"]["high"]
     assert figures["watch"]["polls"] == 3 and figures["watch"]["canaries"] == 6
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from glm5_ascend.cli import run
+from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.plan import plan as make_plan
 from tests.conftest import Quantized
 from tests.support.command import in_process
@@ -44,6 +45,16 @@ def test_a_layout_is_evaluated_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     assert report["engines"] == {"server": {"tp": 16, "dp": 1, "pp": 1, "ep": 16, "dcp": 1, "mtp": 3}}
     assert report["weight_bytes_per_die"]["value"] == pytest.approx(28.0e9, rel=0.01)
     assert report["evidence"]["tag"] == "proven" and report["nodes"] == 1
+
+
+def test_a_checkpoint_of_few_positions_gets_a_load_that_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo has 2,048 positions, the usual load 5,000 tokens."""
+    directory = str(write_demo_model(tmp_path / "demo"))
+    assert run(["plan", directory]) == 0
+    assert "1,433 tokens in, 614 out" in capsys.readouterr().out
+    assert run(["plan", directory, "--workload", "in=3500,out=1500"]) == 2
 
 
 def test_settings_of_a_prefill_engine_count(capsys: pytest.CaptureFixture[str]) -> None:

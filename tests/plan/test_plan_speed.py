@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glm5_ascend.deploy.planning.fit import PRIORS, errors, fit, predictions, residuals, to_constants, to_vector
+from benchmarks.tools.planner_fit import PRIORS, errors, fit, predictions, residuals, to_constants, to_vector
 from glm5_ascend.plan.evidence import Case, cases, make_case, medians
 from glm5_ascend.plan.hardware import Constants, Hardware, fitted, load_hardware
 from glm5_ascend.plan.inputs import ACCEPTANCE, Workload, parse_workload, tokens_per_step
@@ -91,6 +91,18 @@ def test_operations_of_a_token_are_those_of_its_active_weights(model: str, activ
     ops = step_operators(named(model, "bf16"), A3, Engine(1, 1, drafts=0), StepLoad(1, 1, 1))
     others = ("lightning indexer", "sparse attention", "router", "KDA", "residual streams")
     assert sum(op.bf16 for op in ops if op.name not in others) / 2 == pytest.approx(active, rel=0.02)
+
+
+def test_a_step_reads_int4_experts_as_they_are_packed() -> None:
+    """GLM-5's eight experts of one token: half a byte per weight, and scales."""
+    step = StepLoad(tokens=1, requests=1, context=512)
+    nbytes = {}
+    for quantization in ("w4a8", "w8a8", "bf16"):
+        operators = step_operators(named("glm-5", quantization), A3, Engine(1, drafts=0), step)
+        nbytes[quantization] = sum(operator.nbytes for operator in operators if operator.name == "experts")
+    weights = 75 * 8 * 3 * 6144 * 2048
+    assert nbytes["w4a8"] == pytest.approx(weights / 2, rel=0.02)
+    assert nbytes["w8a8"] == pytest.approx(weights, rel=0.01) and nbytes["bf16"] == pytest.approx(2 * weights, rel=0.01)
 
 
 def test_index_sharing_and_dsa_cp_save_long_prefills() -> None:

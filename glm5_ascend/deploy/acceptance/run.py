@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, PREDICTIONS, SERVER, STEPS, Acceptance, StepResult
+from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, PLAN, SERVER, STEPS, Acceptance, StepResult
 from glm5_ascend.deploy.diagnosis.row import WARNING
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
@@ -75,7 +75,7 @@ def run(acceptance: Acceptance) -> Iterator[StepResult]:
     """Take the steps and yield their results. After a failure the others run, too, but none without what it needs."""
     with acceptance.stack:
         for name, function, need in STEPS:
-            if need != CPU or acceptance.profile.platform == CPU:
+            if name != PLAN or acceptance.profile.platform != CPU:
                 yield _result(name, function, need, acceptance)
 
 
@@ -117,7 +117,7 @@ def _result(name: str, function: Callable[[Acceptance], StepResult], need: str, 
     try:
         result = function(acceptance)
     except Glm5Error as error:
-        result = StepResult(WARNING if name in PREDICTIONS else FAILED, error.message, {"fix": error.tip})
+        result = StepResult(WARNING if name == PLAN else FAILED, error.message, {"fix": error.tip})
     except Exception as error:  # any error of the machine's software is a result of the step
         result = StepResult(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:500])
     return replace(result, name=name, seconds=round(time.monotonic() - clock, 2), began=began)

@@ -42,7 +42,6 @@ class Acceptance:
     Attributes:
         client: of the server; its model is named once `start_server` has reached it.
         here: false if the profile needs an NPU, no server is given, and this machine has none.
-        hardware: the file of `measure_cpu` for the planner; empty: the profile's machine, by its name.
         stack: ends the server.
     """
 
@@ -50,7 +49,6 @@ class Acceptance:
     profile: Profile
     client: Client
     here: bool = True
-    hardware: str = ""
     stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -113,17 +111,6 @@ def compare_kernels(acceptance: Acceptance) -> StepResult:
     return StepResult(FAILED if failed or not results else WARNING if absent else OK, verdict, figures)
 
 
-def measure_cpu(acceptance: Acceptance) -> StepResult:
-    """`plan measure`: this CPU as the planner's hardware."""
-    from glm5_ascend.deploy.planning.measure import measure, write
-
-    hardware = measure(acceptance.directory, acceptance.folder / "measure.log")
-    write(hardware, acceptance.folder / "hardware.yaml")
-    acceptance.hardware = str(acceptance.folder / "hardware.yaml")
-    figures = hardware.model_dump(mode="json", include={"rates", "constants"})
-    return StepResult(OK, f"{hardware.title}, measured on {hardware.measured_on}", figures)
-
-
 def predict(acceptance: Acceptance) -> StepResult:
     """`plan DIR` for the profile's machine, its layout and this load."""
     planned = _planned(acceptance)
@@ -166,7 +153,7 @@ def evaluate_server(acceptance: Acceptance) -> StepResult:
 
 
 def run_load_test(acceptance: Acceptance) -> StepResult:
-    """The load, compared with the plan for the measured acceptance. A speed outside of its range is a warning."""
+    """The load; on an NPU compared with the plan for the measured acceptance: outside of its range is a warning."""
     load = parse_workload(acceptance.load)
     clients = max(1, round(load.concurrency))
     size = load.prompt, load.output, clients, load.requests or 2 * clients
@@ -177,10 +164,12 @@ def run_load_test(acceptance: Acceptance) -> StepResult:
     measured = result.to_dict()
     if result.failed:
         return StepResult(FAILED, f"{result.failed} of {size[-1]} requests failed", {"measured": measured})
+    speed = f"{result.output_tokens_per_s:.1f} tokens/s"
+    if acceptance.profile.platform == CPU:
+        return StepResult(OK, speed, {"measured": measured})
     try:
         planned = _planned(acceptance, result.per_step)
     except Glm5Error as error:
-        speed = f"{result.output_tokens_per_s:.1f} tokens/s"
         return StepResult(WARNING, f"{speed}; no plan: {error.message}", {"measured": measured})
     predicted = {name: planned[name] for name in FIGURES}
     texts = [f"{name} {measured[name]:.4g} (plan [{x['low']:.4g}-{x['high']:.4g}])" for name, x in predicted.items()]
@@ -207,7 +196,7 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     drafts = int((role.args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
     known = len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args
     layout = Layout(engine_of(role, acceptance.profile.line)).text() if known else None
-    hardware = acceptance.hardware or str(acceptance.profile.hardware["node"])
+    hardware = str(acceptance.profile.hardware["node"])
     report = plan(
         acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,
         acceptance=per_step or None if drafts == 3 else None,
@@ -215,12 +204,17 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     return report.to_dict()
 
 
-#: Steps that only predict: what they cannot is a warning.
-PREDICTIONS = ("hardware", "plan")
+#: The step that only predicts: what it cannot is a warning. The planner knows no CPU.
+PLAN = "plan"
 #: Name, function, and whether the step needs the profile's machine, or its server.
 NPU, SERVER = "npu", "server"
 STEPS: tuple[tuple[str, Callable[[Acceptance], StepResult], str], ...] = (
-    ("doctor", run_doctor, ""), ("parity", compare_kernels, NPU), ("hardware", measure_cpu, CPU),
-    ("plan", predict, ""), ("serve", start_server, NPU), ("smoke", run_smoke, SERVER),
-    ("eval", evaluate_server, SERVER), ("load", run_load_test, SERVER), ("watch", run_watch, SERVER),
-)  # fmt: skip
+    ("doctor", run_doctor, ""),
+    ("parity", compare_kernels, NPU),
+    (PLAN, predict, ""),
+    ("serve", start_server, NPU),
+    ("smoke", run_smoke, SERVER),
+    ("eval", evaluate_server, SERVER),
+    ("load", run_load_test, SERVER),
+    ("watch", run_watch, SERVER),
+)

@@ -28,9 +28,6 @@ def with_commands(plan: Plan) -> Plan:
 
 def _lines(plan: Plan, name: str | None) -> Iterator[str]:
     layout, hardware, load = plan.best.layout, plan.question.hardware, plan.question.workload
-    if hardware.measured_on is not None:
-        yield "run it: glm5-ascend serve DIR"
-        return
     if name is not None:
         yield f"profile: {name}"
         yield f"run it: glm5-ascend serve DIR --profile {name}"
