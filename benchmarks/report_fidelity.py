@@ -34,7 +34,6 @@ from tools.fidelity_checkpoints import (
     calibration,
     float_weights,
     make_demo,
-    peer_program,
     plain_flash,
     quantized,
     quantized_by_peer,
@@ -112,11 +111,12 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
     work.mkdir(exist_ok=True)
     windows = read_windows(None, source, WINDOW, options.windows)
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
-    program = peer_program(options.peer, options.work) if options.peer else None
     rows: dict[str, Row] = {}
-    for recipe in PEER if program else ():
+    for recipe in PEER if options.peer else ():
         paths = [
-            quantized_by_peer(source, work / f"peer-{recipe}-{i}", recipe, text, program)
+            quantized_by_peer(
+                source, work / f"peer-{recipe}-{i}", recipe, options.peer, calib=text[1] if text else None
+            )
             for i, text in enumerate(texts)
         ]
         rows[f"peer {recipe}"] = Row(f"msModelSlim {recipe}", [compare(path, source, windows) for path in paths])
@@ -224,8 +224,7 @@ def main() -> int:
     for name in names:
         if name == "smollm2":
             source = make_demo(options.work / name, model=name)
-            program = peer_program(options.peer, options.work) if options.peer else None
-            real = smollm2_table(source, options.work / "of-smollm2", options.windows, program)
+            real = smollm2_table(source, options.work / "of-smollm2", options.windows, options.peer)
             continue
         if name == "flash":
             source = make_demo(options.work / "flash", model="glm-5.3-flash")

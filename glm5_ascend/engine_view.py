@@ -23,7 +23,6 @@ class EngineView:
         sglang_keys: paths of keys for which SGLang has another default than transformers, or none.
         type_aliases: (prefix of module names, what SGLang has in its place when it looks for a module's type).
         vllm_ascend: name of the first line of vllm-ascend (engine_lines.py) that loads it.
-        lacks: commands, steps and engines that do not support this architecture, and why.
     """
 
     why_float: Mapping[str, str]
@@ -40,7 +39,6 @@ class EngineView:
     sglang_keys: tuple[tuple[str, ...], ...] = ()
     type_aliases: tuple[str, str] = ("", "")
     vllm_ascend: str = "vllm-ascend 0.23"
-    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 #: vLLM's fused modules that may be quantized, and the linears in each, by last name.
@@ -75,8 +73,5 @@ ENGINE_VIEWS = {
         sglang_keys=(("first_k_dense_replace",), ("mhc",), ("linear_attn_config", "kda_layers")),
         type_aliases=("model.language_model.", "model."),
         vllm_ascend="vllm-ascend 0.30",
-        lacks={
-            "--engine msmodelslim": "msModelSlim 26.1.0 has no adapter for it",
-        },
     ),
 }

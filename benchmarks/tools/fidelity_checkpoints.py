@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +18,36 @@ import yaml
 from safetensors.torch import load_file, save_file
 from training.chats import training_chat
 from training.outliers import plant
+from transformers import AutoTokenizer
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
-from glm5_ascend.quantize import job, pipeline
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.quantize import pipeline
+from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.progress import silent
-from glm5_ascend.quantize.recipe import find_recipe, recipe_content
+from glm5_ascend.quantize.recipe import Recipe, find_recipe, recipe_content
 from glm5_ascend.quantize.run.store import Store
+from glm5_ascend.quantize.selector import symbols
 
-PEER_PROGRAM = """#!/bin/sh
-exec "{python}" "{script}" "$@"
-"""
+PEER = Path(__file__).with_name("msmodelslim_cpu.py")
 #: Recipes for msModelSlim in place of ours.
 PEER_RECIPES = {"w8a8": str(Path(__file__).with_name("msmodelslim-w8a8.yaml"))}
 #: Records of a drawn calibration text: as many tokens as the bundled one has, half of them chats.
 TEXTS, CHATS, CHARACTERS = 32, 31, 500
 
 
-def glm5_ascend(*arguments: str, path: Path | None = None) -> None:
-    """Run our program; `path` is searched first for other programs."""
-    environment = os.environ | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {})
-    command = [sys.executable, "-m", "glm5_ascend", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+def glm5_ascend(*arguments: str) -> None:
+    """Run our program."""
+    run_program([sys.executable, "-m", "glm5_ascend", *arguments])
+
+
+def run_program(words: Sequence[object]) -> None:
+    command = [str(word) for word in words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-2000:]}")
 
@@ -113,31 +121,44 @@ def with_mtp_layer(source: Path, out: Path) -> Path:
     return out
 
 
-def quantized_by_peer(source: Path, out: Path, recipe: str, texts: list[str], program: Path) -> Path:
-    """Quantize with msModelSlim from the same texts; with its own recipe where ours of that name smooths more."""
-    if not out.is_dir():
-        engine = ["--engine", "msmodelslim", "--device", "cpu"]
-        glm5_ascend(
-            "quantize",
-            str(source),
-            str(out),
-            "--recipe",
-            PEER_RECIPES.get(recipe, recipe),
-            *engine,
-            *texts,
-            path=program,
-        )
+def quantized_by_peer(source: Path, out: Path, recipe: str, python: Path, **texts: Any) -> Path:
+    """Quantize with msModelSlim from our sequences; with its own recipe where ours of that name smooths more.
+
+    Args:
+        python: of an environment with msModelSlim. texts: options of `quantize`.
+    """
+    if out.is_dir():
+        return out
+    job = prepare(QuantizeOptions(source, out, PEER_RECIPES.get(recipe, recipe), **texts))
+    assert job.calibration is not None
+    with tempfile.TemporaryDirectory() as name:
+        sequences, config = Path(name) / "texts.json", Path(name) / "recipe.yaml"
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        sequences.write_text(json.dumps([tokenizer.decode(ids) for ids in job.calibration.sequences]))
+        config.write_text(peer_recipe(job.plan.recipe, job.source.config, sequences))
+        words = [python.absolute(), PEER, "quant", "--model_path", source, "--save_path", out, "--device", "cpu"]
+        run_program([*words, "--model_type", "GLM-5", "--config_path", config])
     return out
 
 
-def peer_program(python: Path, work: Path) -> Path:
-    """A folder with a program `msmodelslim` that runs on a CPU (`msmodelslim_cpu.py`)."""
-    program = work / "bin" / "msmodelslim"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    script = Path(__file__).with_name("msmodelslim_cpu.py").resolve()
-    program.write_text(PEER_PROGRAM.format(python=python.absolute(), script=script))
-    program.chmod(0o755)
-    return program.parent.absolute()
+def peer_recipe(recipe: Recipe, config: ModelConfig, texts: Path) -> str:
+    """A recipe as msModelSlim reads it (JSON, which YAML includes): layer numbers, SSZ and min-max for GPTQ."""
+    numbers = symbols(config)
+    patterns = re.sub(
+        r'"([^"]*)\{(\w+)\}([^"]*)"',
+        lambda found: ",".join(f'"{found[1]}{n}{found[3]}"' for n in numbers[found[2]]) or '"-"',
+        recipe.model_dump_json(exclude_none=True),
+    )
+    content = json.loads(patterns, object_hook=_without_gptq)
+    del content["metadata"]["format_version"]
+    content["metadata"].setdefault("score", 90)
+    return json.dumps({**content, "apiversion": "modelslim_v1", "spec": content["spec"] | {"dataset": str(texts)}})
+
+
+def _without_gptq(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("method") == GPTQ.name:
+        value["method"] = "ssz" if value["dtype"] == "int4" else "minmax"
+    return value
 
 
 def float_weights(source: Path, out: Path, recipe: str) -> Path:
@@ -155,7 +176,7 @@ def float_weights(source: Path, out: Path, recipe: str) -> Path:
 
     pipeline.Store = RecordingStore  # type: ignore[misc]
     try:
-        pipeline.quantize(job.prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
+        pipeline.quantize(prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
     finally:
         pipeline.Store = Store  # type: ignore[misc]
     save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in floats.items()}, path)

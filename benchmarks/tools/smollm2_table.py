@@ -17,7 +17,7 @@ WINDOWS = 48
 CONTROL = "rtn-w4a8"
 RECIPES = (CONTROL, "w4a8", "w4a8-best", "w8a8", "w8a8-best")
 #: Calibration of msModelSlim, 2,048 tokens: the time of its search grows with the tokens.
-PEER_TEXT = ["--samples", "4"]
+PEER_SAMPLES = 4
 #: KL to bf16 over all texts, as a share of plain rounding's, at most.
 SHARES = {"w4a8": 0.4, "w4a8-best": 0.4, "w8a8": 0.03}
 
@@ -43,17 +43,17 @@ class RealRow:
         return float((comparison.nll_quantized - comparison.nll_reference).mean())
 
 
-def smollm2_table(source: Path, work: Path, limit: int, program: Path | None) -> list[RealRow]:
-    """Quantize SmolLM2 with every recipe, and with msModelSlim where its `program` is given, and compare."""
+def smollm2_table(source: Path, work: Path, limit: int, peer: Path | None) -> list[RealRow]:
+    """Quantize SmolLM2 with every recipe, and with msModelSlim where the python of its environment is given."""
     work.mkdir(exist_ok=True)
     texts = read_tasks(write_texts(work / "texts.jsonl"), source, WINDOW, min(limit, WINDOWS))
     print(f"\nSmolLM2-135M, {len(texts.windows)} windows of {WINDOW} tokens; texts of {versions()}", flush=True)
     paths = {recipe: quantized(source, work / recipe, recipe, []) for recipe in RECIPES}
-    if program:
+    if peer:
         with_mtp = with_mtp_layer(source, work / "with-mtp")
         for recipe in ("w4a8", "w8a8"):
             paths[f"msModelSlim {recipe}"] = quantized_by_peer(
-                with_mtp, work / f"peer-{recipe}", recipe, PEER_TEXT, program
+                with_mtp, work / f"peer-{recipe}", recipe, peer, samples=PEER_SAMPLES
             )
     rows = []
     for name, path in paths.items():

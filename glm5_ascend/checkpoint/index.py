@@ -103,6 +103,10 @@ class CheckpointDir:
                 file_of[name] = file
         return file_of
 
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self.file_of
 

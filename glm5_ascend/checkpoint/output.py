@@ -172,12 +172,8 @@ def _check_run_dir(directory: Path) -> None:
     )
 
 
-def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
-    """Give the finished directory `work` its name; an old `out` is first renamed to OUT.before-TIME.
-
-    The old one is removed at the end, unless `keep`: then its new path is returned. Of a run that was killed before, it
-    stays, too.
-    """
+def publish(work: Path, out: Path) -> None:
+    """Give the finished directory `work` its name; an old `out` is first renamed to OUT.before-TIME, then removed."""
     aside = out.parent / f"{out.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
     moved = os.path.lexists(out)
     try:
@@ -193,10 +189,7 @@ def publish(work: Path, out: Path, keep: bool = False) -> Path | None:
         sync(out.parent)
     except OSError as error:
         raise disk_error(out, error) from None
-    if keep and moved:
-        return aside
     shutil.rmtree(aside, ignore_errors=True)
-    return None
 
 
 def sha256(path: Path) -> str:

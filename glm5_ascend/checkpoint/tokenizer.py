@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-import torch
 
 from glm5_ascend.errors import CheckpointError, Glm5Error, TextError, shortened
 from glm5_ascend.files.untrusted import MAX_BYTES, MIB, parse_json, read_bytes, read_json_object
@@ -58,9 +57,6 @@ class SourceTokenizer:
             # Other than `encode`, it lets this thread's caller run.
             return list(self._use("_fast", lambda fast: fast.encode_batch([text], add_special_tokens=False)[0].ids))
         return list(self._use("_whole", lambda whole: whole(text, add_special_tokens=False)["input_ids"]))
-
-    def decode(self, ids: torch.Tensor) -> str:
-        return str(self._use("_whole", lambda whole: whole.decode(ids.tolist())))
 
     def render(self, messages: list[Any], tools: Any) -> str:
         """The chat template's text."""

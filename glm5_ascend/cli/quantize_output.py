@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.table import Table
 
 from glm5_ascend.cli.progress import console
@@ -14,20 +12,18 @@ from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.report.units import format_bytes, format_duration
 
 
-def show_plan(prepared: PreparedJob) -> None:
-    table = Table(
-        title=f"recipe {prepared.recipe.metadata.config_id}: {prepared.options.source} -> {prepared.options.out}"
-    )
+def show_plan(job: PreparedJob) -> None:
+    table = Table(title=f"recipe {job.plan.recipe.metadata.config_id}: {job.source.directory} -> {job.out}")
     table.add_column("modules")
     table.add_column("type")
     table.add_column("weights", justify="right")
     table.add_column("output", justify="right")
-    for modules, scheme, count, nbytes in prepared.plan.summary():
+    for modules, scheme, count, nbytes in job.plan.summary():
         table.add_row(modules, scheme, str(count), format_bytes(nbytes))
     table.add_section()
-    table.add_row("total", "", "", format_bytes(prepared.output_bytes))
+    table.add_row("total", "", "", format_bytes(job.plan.output_bytes))
     console.print(table)
-    for label, sentences in (("note", prepared.notes), ("warning", prepared.warnings)):
+    for label, sentences in (("note", job.notes), ("warning", job.warnings)):
         for sentence in sentences:
             console.print(f"{label}: {sentence}", soft_wrap=True)
 
@@ -42,11 +38,6 @@ def show_prediction(prediction: RunPrediction) -> None:
     )
 
 
-def show_moved_aside(out: Path, path: Path | None) -> None:
-    if path is not None:
-        console.print(f"note: files that were put at {out} meanwhile are now {path}", soft_wrap=True)
-
-
 def show_result(result: QuantizeResult) -> None:
     cold = sum(len(report.cold_experts) for report in result.layers)
     console.print(
@@ -55,7 +46,6 @@ def show_result(result: QuantizeResult) -> None:
         f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
-    show_moved_aside(result.out, result.moved_aside)
     if cold:
         console.print(
             f"note: {cold} experts saw fewer tokens than a scale search needs and kept their scales; "

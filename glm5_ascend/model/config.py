@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from glm5_ascend.engine_view import ENGINE_VIEWS, EngineView
-from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.glm5 import GLM5
 from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.model.sizes import ModelSizes
@@ -29,13 +28,6 @@ class ModelConfig(ModelSizes):
     def engines(self) -> EngineView:
         """View that the engines have of this architecture."""
         return ENGINE_VIEWS[self.model_type]
-
-    def require(self, step: str) -> None:
-        """Raise `ConfigError` where `step` (a command, or a part of one) does not support this architecture."""
-        if why := self.engines.lacks.get(step):
-            raise ConfigError(
-                f"{self.path}: {step} does not take {self.spec.label} yet: {why}", "give a GLM-5 checkpoint"
-            )
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space, predict, prepare
-from glm5_ascend.quantize.msmodelslim import run_msmodelslim
-from glm5_ascend.quantize.options import QuantizeOptions, Quantizer
+from glm5_ascend.quantize.job import PreparedJob, check_space, predict, prepare
+from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.quantize.pipeline import quantize as run
 from glm5_ascend.quantize.progress import Progress, silent
@@ -25,23 +23,18 @@ class QuantizeReport:
     Attributes:
         recipe: its id. output_bytes: of all tensors.
         plan: rows (kind of module, type, number of modules, bytes).
-        prediction: of a dry run.
-        result: of a run by this package; None for a dry run and for msModelSlim.
-        out: the finished checkpoint; None for a dry run.
-        moved_aside: new path of the files that another program has put at `out` meanwhile, with msModelSlim.
         notes, warnings: what the user should know about this job; warnings name input that has no effect.
+        prediction: of a dry run. result: of a run.
         problem: why the run would fail; set by a dry run only, a run raises it.
     """
 
     recipe: str
     output_bytes: int
-    plan: list[tuple[str, str, int, int]] = field(default_factory=list)
-    out: Path | None = None
-    prediction: RunPrediction | None = None
-    result: QuantizeResult | None = None
-    moved_aside: Path | None = None
+    plan: list[tuple[str, str, int, int]]
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    prediction: RunPrediction | None = None
+    result: QuantizeResult | None = None
     problem: Glm5Error | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,13 +44,11 @@ class QuantizeReport:
             for modules, scheme, n, nbytes in self.plan
         ]
         value: dict[str, Any] = {
-            "dry_run": self.out is None, "recipe": self.recipe, "output_bytes": self.output_bytes, "plan": rows,
+            "dry_run": self.result is None, "recipe": self.recipe, "output_bytes": self.output_bytes, "plan": rows,
             "notes": self.notes, "warnings": self.warnings,
         }  # fmt: skip
         if self.prediction is not None:
             value["prediction"] = asdict(self.prediction)
-        if self.out is not None:
-            value |= {"out": str(self.out), "moved_aside": None if self.moved_aside is None else str(self.moved_aside)}
         if self.result is not None:
             value |= self.result.to_dict()
         return value
@@ -78,26 +69,20 @@ def run_quantization(
     options: QuantizeOptions, progress: Progress = silent, on_plan: Callable[[PreparedJob], None] | None = None
 ) -> QuantizeReport:
     """`quantize` for a caller that shows the progress, and the plan before the work begins."""
-    prepared = prepare(options, progress)
+    job = prepare(options, progress)
     if on_plan is not None:
-        on_plan(prepared)
-    report = QuantizeReport(prepared.recipe.metadata.config_id, prepared.output_bytes, prepared.plan.summary())
-    report.notes, report.warnings = prepared.notes, prepared.warnings
+        on_plan(job)
+    plan = job.plan
+    report = QuantizeReport(plan.recipe.metadata.config_id, plan.output_bytes, plan.summary(), job.notes, job.warnings)
     if options.dry_run:
-        calibration_of(prepared)  # what a run would refuse
-        report.prediction = predict(prepared)
+        report.prediction = predict(job)
         try:
-            check_space(prepared)  # last: a prediction is most useful where the disk is too small
+            check_space(job)  # last: a prediction is most useful where the disk is too small
         except OutputError as error:
             report.problem = error
         return report
-    report.out = prepared.out
-    if Quantizer(options.engine) is Quantizer.msmodelslim:
-        check_space(prepared)
-        report.moved_aside = run_msmodelslim(prepared, calibration_of(prepared), options.device or "npu")
-        return report
     try:
-        report.result = run(prepared, progress)
+        report.result = run(job, progress)
     except KeyboardInterrupt:
-        raise StoppedError(f"{prepared.out} is not finished", "run the same command again to resume") from None
+        raise StoppedError(f"{job.out} is not finished", "run the same command again to resume") from None
     return report

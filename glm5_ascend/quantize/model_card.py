@@ -49,7 +49,7 @@ def card_files(
     """Text of README.md and configuration.json by file name.
 
     Args:
-        content: the provenance; `quantizer` names another program that quantized.
+        content: the provenance.
         outputs: size and sha256 of the checkpoint's other files.
     """
     about = {"framework": "pytorch", "task": "text-generation", "model": {"type": plan.config.model_type}}
@@ -59,7 +59,7 @@ def card_files(
 def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    source, recipe, ours = Path(content["source"]["path"]), plan.recipe.metadata.config_id, "quantizer" not in content
+    source, recipe = Path(content["source"]["path"]), plan.recipe.metadata.config_id
     base = _base_model(source)
     types = sorted({scheme for _, scheme, _, _ in plan.summary() if scheme in QUANTIZED})
     experts = {linear.scheme for name, linear in plan.linears.items() if plan.config.spec.is_routed(name)}
@@ -69,15 +69,15 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
         "pipeline_tag": "text-generation", "frameworks": ["PyTorch"], "tasks": ["text-generation"],
         "tags": [plan.config.model_type, "ascend", "vllm-ascend", "modelslim", _code(recipe), *map(str.lower, types)],
     }  # fmt: skip
-    versions, calibration = content.get("versions", {}), content["calibration"] or {}
+    versions, calibration = content["versions"], content["calibration"] or {}
     made_by = [
         ("recipe", "{name}, sha256 {sha256}".format(**content["recipe"])),
         ("source", f"{source.name}, config.json sha256 {content['source']['config_sha256']}"),
         ("calibration", "{tokens} tokens of {file}, sha256 {sha256}".format(**calibration) if calibration else "none"),
         ("opening", _OPENING if calibration.get("opening") else None),
-        ("seed", content.get("seed")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version) or None),
-        ("kernels", content["machine"].get("kernels")), *(("note", note) for note in content["notes"]),
+        ("seed", content["seed"]),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("kernels", content["machine"]["kernels"]), *(("note", note) for note in content["notes"]),
     ]  # fmt: skip
     environment = Environment(
         loader=PackageLoader("glm5_ascend.quantize", "data"), undefined=StrictUndefined, trim_blocks=True,
@@ -85,10 +85,9 @@ def _card(plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[s
     )  # fmt: skip
     environment.filters |= {"code": _code, "size": format_bytes}
     return environment.get_template("card.md.j2").render(
-        plan=plan, content=content, outputs=outputs, ours=ours,
+        plan=plan, content=content, outputs=outputs,
         head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True),
         name=(base or source.name).rpartition("/")[2], origin=base or source.name, recipe=recipe,
-        author="Written by" if ours else f"Quantized by {content['quantizer']}, started by",
         accuracy=f"{_BEGIN}\n{_UNMEASURED}\n{_END}", made_by=made_by, record=PROVENANCE_NAME, hashed=_HASHED,
         profiles=next((PROFILES[scheme] for scheme in PROFILES if scheme in experts), ()),
     )  # fmt: skip

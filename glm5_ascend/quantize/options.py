@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
 from typing import Annotated
 
 from glm5_ascend.errors import ConfigError
@@ -23,13 +22,6 @@ SAMPLES = Option("Most sequences.", min=1, max=1_000_000, panel=CALIBRATION)
 SEQ_LEN = Option("Tokens per sequence.", min=16, max=1_048_576, panel=CALIBRATION)
 #: No disk and no memory has so much; the sums over it stay exact.
 LARGEST_SIZE = 2**60
-
-
-class Quantizer(StrEnum):
-    """Backend of `quantize`: this package, or an installed msModelSlim."""
-
-    builtin = "builtin"
-    msmodelslim = "msmodelslim"
 
 
 @dataclass(frozen=True)
@@ -54,19 +46,8 @@ class QuantizeOptions:
         Option("Memory limit, such as 4GiB.", "SIZE", default_text="half of the machine's", panel=RUN),
     ] = None
     restart: Annotated[bool, Option("Discard an unfinished run of OUT.", panel=RUN)] = False
-    engine: Annotated[Quantizer, Option("Backend: this tool, or an installed msModelSlim.", panel=RUN)] = (
-        Quantizer.builtin
-    )
-    device: Annotated[
-        str | None,
-        Option("cpu, npu, npu:N, cuda or cuda:N.", "NAME", default_text="cpu; npu with msModelSlim", panel=RUN),
-    ] = None
+    device: Annotated[str, Option("cpu, npu, npu:N, cuda or cuda:N.", "NAME", panel=RUN)] = "cpu"
     dry_run: Annotated[bool, Option("Check everything, print plan, time and memory; write nothing.", panel=RUN)] = False
-
-    @property
-    def compute_device(self) -> str:
-        """Device of our own quantizer."""
-        return ("cpu" if self.device is None else self.device) if self.engine == Quantizer.builtin else "cpu"
 
 
 def parse_size(value: int | str | None, option: str) -> int | None:

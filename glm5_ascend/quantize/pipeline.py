@@ -23,15 +23,13 @@ from glm5_ascend.checkpoint.output import (
 from glm5_ascend.checkpoint.types import GIB, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.checkpoint.writer import ShardWriter, write_json
+from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import copy_file, write_file
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.estimate.time import source_bytes
-from glm5_ascend.quantize.job import PreparedJob, calibration_of, check_space
+from glm5_ascend.quantize.job import PreparedJob, check_space
 from glm5_ascend.quantize.model_card import CARD, CONFIGURATION, card_files
-from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
-from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, inputs, provenance, write_provenance
+from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
 from glm5_ascend.quantize.run.resume import discard_corrupt_units
 from glm5_ascend.quantize.run.run_dir import (
@@ -51,7 +49,7 @@ from glm5_ascend.quantize.run.whole_model import write_tensors
 
 @dataclass
 class QuantizeResult:
-    """Report of a finished run; `moved_aside`: new path of the files that another program put at `out` meanwhile."""
+    """Report of a finished run."""
 
     out: Path
     output_bytes: int
@@ -60,47 +58,47 @@ class QuantizeResult:
     peak_rss_bytes: int
     calibration_tokens: int
     layers: list[QuantizedLayer] = field(default_factory=list)
-    moved_aside: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Values for `--json`."""
         return {
+            "out": str(self.out),
             "seconds": round(self.seconds, 2),
             "peak_rss_bytes": self.peak_rss_bytes,
             "source_bytes": self.source_bytes,
             "calibration_tokens": self.calibration_tokens,
-            "moved_aside": None if self.moved_aside is None else str(self.moved_aside),
             "layers": [layer.to_dict() for layer in self.layers],
         }
 
 
-def quantize(prepared: PreparedJob, progress: Progress = silent) -> QuantizeResult:
+def quantize(job: PreparedJob, progress: Progress = silent) -> QuantizeResult:
     """Run a prepared job, or resume a stopped run of the same job.
 
     OUT appears when everything is on disk, or not at all; until then the files lie in `run_dir_of(OUT)`.
+
+    Raises:
+        OutputError: among others, another program has put files at OUT meanwhile; the run can be resumed.
     """
     began = time.monotonic()
-    check_space(prepared)
-    calibration = calibration_of(prepared)
-    run_dir = run_dir_of(prepared.out)
-    with torch.no_grad(), open_run_dir(run_dir, prepared.options.restart):
-        layers = _work(prepared, calibration, run_dir, progress)
-        moved_aside = publish_result(prepared, run_dir / CHECKPOINT)
+    check_space(job)
+    run_dir = run_dir_of(job.out)
+    with torch.no_grad(), open_run_dir(run_dir, job.restart):
+        layers = _work(job, run_dir, progress)
+        if file_stamps(job.out) != job.replaced:
+            raise OutputError(
+                f"{job.out}: its files have changed since the start of this run",
+                "move it away, then run the same command again: the new checkpoint is ready",
+            )
+        publish(run_dir / CHECKPOINT, job.out)
     return QuantizeResult(
-        out=prepared.out,
-        output_bytes=prepared.output_bytes,
-        source_bytes=source_bytes(prepared.source),
+        out=job.out,
+        output_bytes=job.plan.output_bytes,
+        source_bytes=job.source.files.nbytes,
         seconds=time.monotonic() - began,
         peak_rss_bytes=_peak_rss(),
-        calibration_tokens=calibration.tokens if calibration else 0,
+        calibration_tokens=job.calibration.tokens if job.calibration else 0,
         layers=layers,
-        moved_aside=moved_aside,
     )
-
-
-def publish_result(prepared: PreparedJob, checkpoint: Path) -> Path | None:
-    """Rename the finished checkpoint to OUT; files put there meanwhile are moved aside, to the path returned."""
-    return publish(checkpoint, prepared.out, keep=file_stamps(prepared.out) != prepared.replaced)
 
 
 def _peak_rss() -> int:
@@ -112,23 +110,22 @@ def _peak_rss() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _work(
-    prepared: PreparedJob, calibration: CalibrationSet | None, run_dir: Path, progress: Progress
-) -> list[QuantizedLayer]:
-    options, checkpoint, activations = prepared.options, run_dir / CHECKPOINT, run_dir / ACTIVATIONS
-    job_inputs = inputs(prepared.source, prepared.recipe_path, options, calibration)
-    journal = Journal(run_dir / JOURNAL, identity(job_inputs, prepared.source))
-    rotations = Rotations(prepared.source.config, options.seed, prepared.device) if prepared.recipe.rotates else None
-    weights = FloatWeights(prepared.source, rotations, prepared.device)
-    shard_bytes = int(prepared.recipe.spec.save[0].part_file_size * GIB)
+def _work(job: PreparedJob, run_dir: Path, progress: Progress) -> list[QuantizedLayer]:
+    checkpoint, activations = run_dir / CHECKPOINT, run_dir / ACTIVATIONS
+    journal = Journal(run_dir / JOURNAL, identity(job.inputs, job.source))
+    recipe = job.plan.recipe
+    rotations = Rotations(job.source.config, job.seed, job.device) if recipe.rotates else None
+    weights = FloatWeights(job.source, rotations, job.device)
     try:
-        writer = ShardWriter(checkpoint, prepared.plan.outputs(), shard_bytes, {ROT_NAME: ROT_FILE})
-        with closing(writer), Workers(prepared.threads) as workers:
-            store = Store(prepared.plan, writer, journal)
-            files = output_files(prepared.plan, writer.files)
+        writer = ShardWriter(
+            checkpoint, job.plan.outputs(), int(recipe.spec.save[0].part_file_size * GIB), {ROT_NAME: ROT_FILE}
+        )
+        with closing(writer), Workers(job.threads) as workers:
+            store = Store(job.plan, writer, journal)
+            files = output_files(job.plan, writer.files)
             check_only_known_files(checkpoint, files)
             discard_corrupt_units(store, workers, activations, progress)
-            layers = write_tensors(weights, store, workers, activations, calibration, progress)
+            layers = write_tensors(weights, store, workers, activations, job.calibration, progress)
     except UnexpectedFileError:
         raise
     except BaseException:
@@ -137,25 +134,26 @@ def _work(
         raise
     finally:
         journal.close()
-    copy_serving_files(prepared.source.directory, prepared.source.raw, checkpoint)
-    copy_file(prepared.recipe_path, checkpoint / RECIPE_NAME)
-    write_json(checkpoint / schemes.DESCRIPTION_NAME, prepared.plan.description())
+    copy_serving_files(job.source.directory, job.source.raw, checkpoint)
+    copy_file(job.recipe_path, checkpoint / RECIPE_NAME)
+    write_json(checkpoint / schemes.DESCRIPTION_NAME, job.plan.description())
     check_only_known_files(checkpoint, files)
-    describe(prepared.plan, checkpoint, provenance(job_inputs, [*prepared.notes, *prepared.warnings], layers), files)
+    _describe(job, checkpoint, layers, files)
     return layers
 
 
-def describe(plan: QuantizationPlan, checkpoint: Path, content: dict[str, Any], files: list[str]) -> None:
+def _describe(job: PreparedJob, checkpoint: Path, layers: list[QuantizedLayer], files: list[str]) -> None:
     """Write the model card, and last of all the provenance with the hash of every file.
 
     Args:
-        content: the provenance. files: names of all files of the checkpoint, with those that this function writes.
+        files: names of all files of the checkpoint, with those that this function writes.
     Raises:
         UnexpectedFileError: another card is there.
     """
+    content = provenance(job.inputs, [*job.notes, *job.warnings], layers)
     others = [name for name in files if name not in (PROVENANCE_NAME, CARD, CONFIGURATION)]
     outputs = file_facts(checkpoint, others)
-    for name, text in card_files(plan, content, outputs).items():
+    for name, text in card_files(job.plan, content, outputs).items():
         path = checkpoint / name
         if path.exists() and path.read_bytes() != text.encode():  # ours of a stopped run is the same
             raise UnexpectedFileError(

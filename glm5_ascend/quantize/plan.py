@@ -201,7 +201,7 @@ class QuantizationPlan:
                 ROT_NAME, self.source.dtype(f"{self.config.spec.final_norm}.weight"), (hidden, hidden), None
             )
 
-    @property
+    @cached_property
     def output_bytes(self) -> int:
         """Bytes of all tensors of the output and of optional/quarot.safetensors."""
         rotation = 4 * self.config.hidden_size**2 if self.recipe.rotates else 0

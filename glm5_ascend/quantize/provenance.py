@@ -18,7 +18,6 @@ from glm5_ascend.checkpoint.writer import write_json
 from glm5_ascend.errors import printable
 from glm5_ascend.model.device import cpu_facts
 from glm5_ascend.quantize.calibration.dataset import CalibrationSet
-from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.run.store import QuantizedLayer
 from glm5_kernels import ops
 
@@ -35,10 +34,9 @@ def require_kernels(device: str) -> str:
 
 
 def inputs(
-    source: Source, recipe_path: Path, options: QuantizeOptions, calibration: CalibrationSet | None
+    source: Source, recipe: str, recipe_path: Path, seed: int, device: str, calibration: CalibrationSet | None
 ) -> dict[str, Any]:
-    """Everything the output's bytes depend on."""
-    device = options.compute_device.partition(":")[0]
+    """Everything the output's bytes depend on; `recipe` is the name that the user gave."""
     return {
         "tool": {"name": "glm5-ascend", "version": glm5_ascend.__version__},
         "versions": {
@@ -47,10 +45,10 @@ def inputs(
             "torch_build": torch.version.git_version,
         },
         "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
-        "seed": options.seed,
-        "recipe": {"name": printable(options.recipe), "sha256": sha256(recipe_path)},
+        "seed": seed,
+        "recipe": {"name": printable(recipe), "sha256": sha256(recipe_path)},
         "source": {
-            "path": printable(str(options.source)),
+            "path": printable(str(source.directory)),
             "config_sha256": sha256(source.directory / "config.json"),
             "shards": {
                 name: {"bytes": shard.size, "header_sha256": shard.header_sha256}

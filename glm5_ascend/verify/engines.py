@@ -40,12 +40,6 @@ class ServingEngine(StrEnum):
     vllm = "vllm"
 
 
-#: Engines as messages and `EngineView.lacks` name them.
-NAMES = {
-    ServingEngine.sglang: "SGLang",
-    ServingEngine.vllm_ascend: "vllm-ascend",
-    ServingEngine.vllm: "vLLM on a CPU",
-}
 #: Version of each engine that this module describes; that of vllm-ascend depends on the model.
 VERSIONS = {
     ServingEngine.sglang: f"SGLang {SGLANG_05.tested[0]}",

@@ -14,7 +14,7 @@ from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.compare_source import compare_source
 from glm5_ascend.verify.derived_tensors import check_shared_input
 from glm5_ascend.verify.description import check_description
-from glm5_ascend.verify.engines import NAMES, ServingEngine, check_engine
+from glm5_ascend.verify.engines import ServingEngine, check_engine
 from glm5_ascend.verify.file_hashes import check_hashes, read_record, recorded_files
 from glm5_ascend.verify.float_values import check_vectors_and_floats
 from glm5_ascend.verify.mtp_rotation import check_mtp
@@ -38,12 +38,11 @@ def verify(options: VerifyOptions) -> Report:
         ConfigError, CheckpointError: `directory` or `against` is not a GLM-5 checkpoint. Defects inside a quantized
             checkpoint are findings.
     """
-    directory, engine, deep = Path(options.directory), options.engine, options.deep
+    directory, deep = Path(options.directory), options.deep
+    engine = None if options.engine is None else ServingEngine(options.engine)
     other = None if options.against is None else Path(options.against)
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
-    if engine is not None:
-        checkpoint.config.require(NAMES[ServingEngine(engine)])
     check_text_files(checkpoint, report)
     share = None if options.sample is None else Share.parse(options.sample)
     # A wrong `against` is reported before the long read.

@@ -57,17 +57,6 @@ def test_a_failed_publishing_puts_the_old_directory_back(tmp_path: Path, monkeyp
     assert (out / "old").exists()
 
 
-def test_what_is_not_ours_is_kept_beside_the_result(tmp_path: Path) -> None:
-    out, work = tmp_path / "out", tmp_path / "work"
-    work.mkdir(), out.mkdir()
-    (work / "new").write_text("x")
-    (out / "thesis.txt").write_text("mine")
-    old = publish(work, out, keep=True)
-    assert old is not None and (old / "thesis.txt").read_text() == "mine"
-    assert [path.name for path in out.iterdir()] == ["new"]
-    assert old.name.startswith("out.before-")
-
-
 def recorded(out: Path, **changes: object) -> None:
     """A provenance over the files of a folder."""
     names = [path.name for path in out.iterdir()]

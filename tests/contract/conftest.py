@@ -22,19 +22,12 @@ SCRIPTS = Path(__file__).parent / "vllm_ascend_on_cpu"
 
 @pytest.fixture(scope="session")
 def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH whose `msmodelslim` is the real 26.1.0 on a CPU (benchmarks/tools/msmodelslim_cpu.py).
-
-    MSMODELSLIM_PYTHON names an interpreter that has it already.
-    """
-    folder = tmp_path_factory.mktemp("msmodelslim")
+    """The interpreter of an environment with the real 26.1.0; MSMODELSLIM_PYTHON names one that has it already."""
     python = named_interpreter("MSMODELSLIM_PYTHON")
     if python is None:
-        python = new_environment(folder / "venv")
+        python = new_environment(tmp_path_factory.mktemp("msmodelslim") / "venv")
         install(python, "msmodelslim==26.1.0", "transformers==5.4.0")
-    program = folder / "msmodelslim"
-    program.write_text(f'#!/bin/sh\nexec {python} {ROOT}/benchmarks/tools/msmodelslim_cpu.py "$@"\n')
-    program.chmod(0o755)
-    return folder
+    return python
 
 
 def rehearsal_environment(variable: str, line: str, folder: Path) -> RehearsalEnvironment:

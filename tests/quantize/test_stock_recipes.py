@@ -17,12 +17,11 @@ from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.calibration.dataset import find_dataset, load_calibration
 from glm5_ascend.quantize.job import prepare
-from glm5_ascend.quantize.msmodelslim import stock_recipe
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import silent
-from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.recipe import load_recipe
 from tests.support.tiny_model import write_tiny_model
 
 STOCK = """\
@@ -114,12 +113,3 @@ def test_all_recipes_of_msmodelslim(
         dataset = find_dataset(recipe.spec.dataset, stock=True)[0]
         assert dataset.is_relative_to(msmodelslim)
         assert load_calibration(dataset, tiny_source, 320, 4, 64).tokens == 256
-
-
-def test_msmodelslim_gets_methods_that_it_has(tiny_source: Path) -> None:
-    """It has no GPTQ: INT4 by SSZ, INT8 by min-max."""
-    config = open_source(tiny_source).config
-    for name in ("w4a8", "w4a8-best"):
-        steps = stock_recipe(load_recipe(find_recipe(name)), config, Path("x.json"))["spec"]["process"]
-        weights = [c["qconfig"]["weight"] for step in steps for c in step.get("configs", ())]
-        assert {(weight["dtype"], weight["method"]) for weight in weights} == {("int4", "ssz"), ("int8", "minmax")}

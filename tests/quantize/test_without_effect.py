@@ -87,6 +87,6 @@ def test_calibration_text_that_is_not_read(tiny_source: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ALIASES)
 def test_other_names_of_recipes(name: str, tiny_source: Path, tmp_path: Path) -> None:
     assert find_recipe(name) == find_recipe(ALIASES[name])
-    assert prepare(QuantizeOptions(tiny_source, tmp_path / "out", name)).recipe.metadata.config_id == ALIASES[name]
+    assert prepare(QuantizeOptions(tiny_source, tmp_path / "out", name)).plan.recipe.metadata.config_id == ALIASES[name]
     help_text, known = in_process("quantize", "--help").stdout, in_process("quantize", "a", "b", "--recipe", "glm-5.3")
     assert name in "".join(help_text.split()) and name in known.stderr

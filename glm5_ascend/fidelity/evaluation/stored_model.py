@@ -78,7 +78,6 @@ class StoredModel:
         else:
             self.files = source = open_source(directory)
             raw, self.config, self.stored, self.entry = source.raw, source.config, source.files, source.entry
-        self.config.require("eval")
         require_sound_config(directory, served_config(raw))
 
     def weights(self, layer: int) -> StoredLayer:

@@ -14,7 +14,6 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.model.memory import expert_values, linear_values
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, Linear, Subgraph, Weight, find
@@ -41,7 +40,7 @@ def seconds(plan: QuantizationPlan, tokens: int, seq_len: int, threads: int) -> 
         rates = Rates(plan)
         work = sum(wall_seconds(phase, threads) for phase in rates.phases(tokens, seq_len))
         serial = rates.checksums(tokens)
-    reading = source_bytes(plan.source) / read_rate(plan.source.files)
+    reading = plan.source.files.nbytes / read_rate(plan.source.files)
     return work * (SHARED if threads > 1 else 1.0) + serial + reading
 
 
@@ -67,10 +66,6 @@ def one_thread() -> Iterator[None]:
 
 def _pieces(seconds: float) -> list[float]:
     return [seconds / _PIECES] * _PIECES
-
-
-def source_bytes(source: Source) -> int:
-    return sum(entry.end - entry.start for entry in source.files.entries.values())
 
 
 class Rates:
