@@ -1,9 +1,8 @@
 """SIGINT, SIGTERM and SIGHUP of the command line: one handler, one message, exit code 130.
 
-While a command runs the handler raises KeyboardInterrupt, so that files are cleaned up. Two places would swallow it: an
-import (libraries catch everything there, and extensions turn it into an ImportError) is finished first; one raised in a
-destructor or a callback from C, which Python drops, is raised again. Before a command the process just ends; after one
-its output and code are settled, and signals are ignored.
+While a command runs the handler raises KeyboardInterrupt, so that files are cleaned up; one raised in a destructor or a
+callback from C, which Python drops, is raised again. Before a command the process just ends; after one its output and
+code are settled, and signals are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -21,10 +19,7 @@ from glm5_ascend.errors import EXIT_INTERRUPTED
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: The system's alarm clock calls the handler again.
 _RETRY = signal.SIGALRM
-_IMPORT = "<frozen importlib._bootstrap>"
 _RETRY_S = 0.05
-#: A longer import is interrupted all the same: the file system may hang.
-_LONGEST_IMPORT_S = 10.0
 
 
 def report_interrupted() -> int:
@@ -44,7 +39,6 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.running = self.received = False
-        self._time = 0.0
 
     def install(self) -> StopSignals:
         """Handle all stop signals that are not ignored: nohup and a shell's background job ignore some."""
@@ -61,14 +55,10 @@ class StopSignals:
             signal.signal(stop, signal.SIG_IGN)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self.received:
-            self.received, self._time = True, time.monotonic()
+        self.received = True
         if not self.running:
             os._exit(report_interrupted())
-        if _is_importing(frame) and time.monotonic() < self._time + _LONGEST_IMPORT_S:
-            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
-        else:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
 
 def _retry_dropped(dropped: Any) -> None:
@@ -76,11 +66,3 @@ def _retry_dropped(dropped: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
     else:
         sys.__unraisablehook__(dropped)
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORT:
-            return True
-        frame = frame.f_back
-    return False

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +21,6 @@ from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, wr
 from glm5_ascend.model.config_json import served_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
-#: First words of the line that explains why `--overwrite` reads for a while.
-CHECKING = "--overwrite: comparing"
-Stamps = dict[str, tuple[int, ...]]
 #: Content of `lock` in the folder of an unfinished run.
 _MARK = b"glm5-ascend: an unfinished run\n"
 #: Files beside the weights that serving, or the licence, needs; copied unchanged. tokenizer.model and *.tiktoken are
@@ -33,12 +30,11 @@ _COPY = ("tokenizer*", "*.tiktoken", "*.jinja", "special_tokens_map.json", "gene
          "video_preprocessor_config.json", "[Ll][Ii][Cc][Ee][Nn][CcSs][Ee]*", "NOTICE*")  # fmt: skip
 
 
-def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], object] = lambda _: None) -> None:
+def check_output(source: Path, out: Path, overwrite: bool) -> None:
     """Refuse an output directory that overlaps the source, or contains files that this tool did not write.
 
     Args:
-        overwrite: a checkpoint of this tool may be there: every file is compared with the hash in its record.
-        say: called before that comparison, which reads the whole checkpoint.
+        overwrite: a checkpoint of this tool may be there, with the files of its record.
     Raises:
         OutputError: what is wrong and what to do; nothing was changed.
     """
@@ -58,7 +54,6 @@ def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], 
         return
     if not overwrite:
         raise OutputError(f"{out}: not empty", "pass --overwrite to replace a checkpoint written by this tool")
-    say(f"{CHECKING} {out} with the hashes in its record")
     try:
         _check_ours(out)
     except OSError as error:
@@ -66,47 +61,25 @@ def check_output(source: Path, out: Path, overwrite: bool, say: Callable[[str], 
 
 
 def _check_ours(out: Path) -> None:
-    """Compare all files with the provenance of the run that wrote them: names, sizes, hashes."""
+    """Compare all files with the provenance of the run that wrote them: names and sizes."""
     try:
-        record = read_json_object(out / PROVENANCE_NAME)
-        ours = {str(name) for name in record["files"]}
-        recorded = {name: (facts["bytes"], facts.get("sha256")) for name, facts in record.get("outputs", {}).items()}
+        outputs = read_json_object(out / PROVENANCE_NAME).get("outputs", {})
+        sizes = {str(name): facts["bytes"] for name, facts in outputs.items()}
     except (CheckpointError, KeyError, TypeError, AttributeError):
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
         ) from None
-    names = []
     for path in sorted(out.rglob("*")):
         facts, name = path.lstat(), path.relative_to(out).as_posix()
         if stat.S_ISDIR(facts.st_mode) or (name == PROVENANCE_NAME and stat.S_ISREG(facts.st_mode)):
             continue
-        if name not in ours or name not in recorded or not stat.S_ISREG(facts.st_mode):
-            raise OutputError(
-                f"{out / name}: not written by this tool, --overwrite would delete it", "move it away first"
-            )
-        names.append(name)
-    for name, facts_read in file_facts(out, names).items():
-        if (facts_read["bytes"], facts_read["sha256"]) != recorded[name]:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != sizes.get(name):
             raise OutputError(
                 f"{out / name}: not as this tool wrote it, --overwrite would delete it", "move it away first"
             )
 
 
-def file_stamps(out: Path) -> Stamps:
-    """Device, inode, size and times of the files of a directory, or of what else is there; empty if nothing is."""
-    if not os.path.lexists(out):
-        return {}
-    paths = out.rglob("*") if out.is_dir() and not out.is_symlink() else [out]
-    stats = {str(path): path.lstat() for path in paths}
-    return {
-        name: (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-        for name, facts in stats.items()
-        if not stat.S_ISDIR(facts.st_mode)
-    }
-
-
 def serving_files(source: Path) -> list[str]:
-    """Names of the files that `copy_serving_files` writes."""
     paths = {path for pattern in _COPY for path in source.glob(pattern)}
     names = {path.name for path in paths if path.is_file() and path.suffix != ".py"}  # never code
     return sorted({*names, "config.json"})
@@ -193,7 +166,6 @@ def publish(work: Path, out: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,7 +7,6 @@ import time
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from glm5_ascend.checkpoint.output import CHECKING
 from glm5_ascend.quantize.progress import MEMORY, RESUMING
 from glm5_ascend.report.terminal import text_console
 from glm5_ascend.report.units import format_bytes
@@ -59,7 +58,7 @@ class ProgressBar:
         left = self.remaining.seconds(done, total)
         if self.live:
             self._draw(text if done == 0 or not whole else f"layer {int(done)}", done, total, left)
-        if whole and (done > 0 or text.startswith((CHECKING, RESUMING)) or MEMORY in text) and not self.quiet:
+        if whole and (done > 0 or text.startswith(RESUMING) or MEMORY in text) and not self.quiet:
             eta = "" if left is None else f"eta {left:.0f} s  "
             console.print(f"layer {int(done)}/{total}  {text}  {eta}RSS {_rss()}", soft_wrap=True)
 

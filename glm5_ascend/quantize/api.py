@@ -69,7 +69,7 @@ def run_quantization(
     options: QuantizeOptions, progress: Progress = silent, on_plan: Callable[[PreparedJob], None] | None = None
 ) -> QuantizeReport:
     """`quantize` for a caller that shows the progress, and the plan before the work begins."""
-    job = prepare(options, progress)
+    job = prepare(options)
     if on_plan is not None:
         on_plan(job)
     plan = job.plan

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from glm5_ascend.checkpoint.checks.source import check_source
-from glm5_ascend.checkpoint.output import Stamps, check_output, file_stamps, run_dir_of
+from glm5_ascend.checkpoint.output import check_output, run_dir_of
 from glm5_ascend.checkpoint.source import Source, open_source
 from glm5_ascend.checkpoint.workers import cores
 from glm5_ascend.checkpoint.writer import check_free_space
@@ -22,8 +22,7 @@ from glm5_ascend.quantize.estimate.memory import RunPrediction, disk_bytes, peak
 from glm5_ascend.quantize.estimate.time import seconds
 from glm5_ascend.quantize.options import QuantizeOptions, parse_size
 from glm5_ascend.quantize.plan import QuantizationPlan
-from glm5_ascend.quantize.progress import Progress, silent
-from glm5_ascend.quantize.provenance import inputs, require_kernels
+from glm5_ascend.quantize.provenance import inputs
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.selector import without_effect
 
@@ -36,7 +35,6 @@ class PreparedJob:
         calibration: None if the recipe decides nothing by data. tokens: what the options ask for at most.
         inputs: everything the output's bytes depend on, for the provenance.
         notes, warnings: for the screen and the provenance; warnings name input that has no effect.
-        replaced: files in OUT that `--overwrite` may remove, as they were when they were checked.
     """
 
     source: Source
@@ -49,14 +47,14 @@ class PreparedJob:
     seed: int
     device: torch.device
     threads: int
+    overwrite: bool
     restart: bool
     inputs: dict[str, Any]
     notes: list[str]
     warnings: list[str]
-    replaced: Stamps
 
 
-def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJob:
+def prepare(options: QuantizeOptions) -> PreparedJob:
     """Check source, recipe, plan, calibration text and output directory.
 
     Raises:
@@ -64,19 +62,17 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
     """
     max_ram = parse_size(options.max_ram, "--max-ram") or psutil.virtual_memory().total // 2
     device = find_device(options.device, ("npu", "cuda"))
-    require_kernels(device.type)
     recipe_path = find_recipe(options.recipe)
     recipe = load_recipe(recipe_path)
     source, out = open_source(Path(options.source)), Path(options.out)
     check_source(source)
-    replaced = file_stamps(out)
-    layers = source.config.num_layers_with_mtp
-    check_output(source.directory, out, options.overwrite, lambda text: progress(text, 0, layers))
+    check_output(source.directory, out, options.overwrite)
     plan = QuantizationPlan(source, recipe)
     if recipe.rotates:
         Rotations(source.config, options.seed)  # sizes without a Hadamard matrix are refused here
     threads = threads_within(plan, options.seq_len, options.threads or cores(), max_ram)
-    calibration, notes, warnings = None, _notes(plan, device), without_effect(recipe, source.config)
+    calibration: CalibrationSet | None = None
+    notes, warnings = _notes(plan, device), without_effect(recipe, source.config)
     if plan.last_calibrated_layer >= 0:
         texts, note = calibration_text(recipe, options.calib)
         calibration = load_calibration(
@@ -96,20 +92,16 @@ def prepare(options: QuantizeOptions, progress: Progress = silent) -> PreparedJo
         seed=options.seed,
         device=device,
         threads=threads,
+        overwrite=options.overwrite,
         restart=options.restart,
         inputs=inputs(source, options.recipe, recipe_path, options.seed, device.type, calibration),
         notes=notes,
         warnings=warnings,
-        replaced=replaced,
     )
 
 
 def check_space(prepared: PreparedJob) -> None:
-    """Refuse a disk that is too small for the output and the activations.
-
-    Raises:
-        OutputError: how much is needed and how much there is.
-    """
+    """Refuse a disk that is too small for the output and the activations."""
     needed = prepared.plan.output_bytes + disk_bytes(prepared.plan, prepared.tokens)
     allocated = sum(path.lstat().st_blocks * 512 for path in run_dir_of(prepared.out).rglob("*"))  # by a stopped run
     check_free_space(Path(os.path.realpath(prepared.out)).parent, needed - allocated)

@@ -46,12 +46,7 @@ _HASHED = ("config.json", DESCRIPTION_NAME, INDEX_NAME)
 def card_files(
     plan: QuantizationPlan, content: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Text of README.md and configuration.json by file name.
-
-    Args:
-        content: the provenance.
-        outputs: size and sha256 of the checkpoint's other files.
-    """
+    """Text of README.md and configuration.json by file name, from the provenance and `file_facts` of the others."""
     about = {"framework": "pytorch", "task": "text-generation", "model": {"type": plan.config.model_type}}
     return {CARD: _card(plan, content, outputs), CONFIGURATION: json.dumps(about, indent=2) + "\n"}
 

@@ -14,16 +14,15 @@ import torch
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.output import (
     PROVENANCE_NAME,
+    check_output,
     copy_serving_files,
     file_facts,
-    file_stamps,
     publish,
     run_dir_of,
 )
 from glm5_ascend.checkpoint.types import GIB, ROT_FILE, ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers
 from glm5_ascend.checkpoint.writer import ShardWriter, write_json
-from glm5_ascend.errors import OutputError
 from glm5_ascend.files.written import copy_file, write_file
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.quantize.job import PreparedJob, check_space
@@ -31,12 +30,10 @@ from glm5_ascend.quantize.model_card import CARD, CONFIGURATION, card_files
 from glm5_ascend.quantize.progress import Progress, silent
 from glm5_ascend.quantize.provenance import RECIPE_NAME, identity, provenance, write_provenance
 from glm5_ascend.quantize.run.journal import Journal
-from glm5_ascend.quantize.run.resume import discard_corrupt_units
 from glm5_ascend.quantize.run.run_dir import (
     ACTIVATIONS,
     CHECKPOINT,
     JOURNAL,
-    UnexpectedFileError,
     check_only_known_files,
     clear,
     open_run_dir,
@@ -49,8 +46,6 @@ from glm5_ascend.quantize.run.whole_model import write_tensors
 
 @dataclass
 class QuantizeResult:
-    """Report of a finished run."""
-
     out: Path
     output_bytes: int
     source_bytes: int
@@ -60,7 +55,6 @@ class QuantizeResult:
     layers: list[QuantizedLayer] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for `--json`."""
         return {
             "out": str(self.out),
             "seconds": round(self.seconds, 2),
@@ -84,11 +78,7 @@ def quantize(job: PreparedJob, progress: Progress = silent) -> QuantizeResult:
     run_dir = run_dir_of(job.out)
     with torch.no_grad(), open_run_dir(run_dir, job.restart):
         layers = _work(job, run_dir, progress)
-        if file_stamps(job.out) != job.replaced:
-            raise OutputError(
-                f"{job.out}: its files have changed since the start of this run",
-                "move it away, then run the same command again: the new checkpoint is ready",
-            )
+        check_output(job.source.directory, job.out, job.overwrite)  # somebody may have put files there meanwhile
         publish(run_dir / CHECKPOINT, job.out)
     return QuantizeResult(
         out=job.out,
@@ -123,11 +113,7 @@ def _work(job: PreparedJob, run_dir: Path, progress: Progress) -> list[Quantized
         with closing(writer), Workers(job.threads) as workers:
             store = Store(job.plan, writer, journal)
             files = output_files(job.plan, writer.files)
-            check_only_known_files(checkpoint, files)
-            discard_corrupt_units(store, workers, activations, progress)
             layers = write_tensors(weights, store, workers, activations, job.calibration, progress)
-    except UnexpectedFileError:
-        raise
     except BaseException:
         if not len(journal):  # nothing to resume: leave nothing
             clear(run_dir)
@@ -143,21 +129,10 @@ def _work(job: PreparedJob, run_dir: Path, progress: Progress) -> list[Quantized
 
 
 def _describe(job: PreparedJob, checkpoint: Path, layers: list[QuantizedLayer], files: list[str]) -> None:
-    """Write the model card, and last of all the provenance with the hash of every file.
-
-    Args:
-        files: names of all files of the checkpoint, with those that this function writes.
-    Raises:
-        UnexpectedFileError: another card is there.
-    """
+    """Write the model card, and last of all the provenance with the hash of every file."""
     content = provenance(job.inputs, [*job.notes, *job.warnings], layers)
     others = [name for name in files if name not in (PROVENANCE_NAME, CARD, CONFIGURATION)]
     outputs = file_facts(checkpoint, others)
     for name, text in card_files(job.plan, content, outputs).items():
-        path = checkpoint / name
-        if path.exists() and path.read_bytes() != text.encode():  # ours of a stopped run is the same
-            raise UnexpectedFileError(
-                f"{path}: not written by this run", "move it away, then run the same command again"
-            )
-        write_file(path, text)
+        write_file(checkpoint / name, text)
     write_provenance(checkpoint, content, files, outputs | file_facts(checkpoint, [CARD, CONFIGURATION]))

@@ -27,7 +27,7 @@ _ON_HOST = ("gptq_inverse_factors", "gptq_round")  # whatever the device is
 RECIPE_NAME = "glm5_ascend_recipe.yaml"
 
 
-def require_kernels(device: str) -> str:
+def _kernels(device: str) -> str:
     """Which implementations round the weights, e.g. "cpu". Raises as `ops.choose` does where one cannot run."""
     pairs = [(op, device) for op in _OPS] + [(op, "cpu") for op in _ON_HOST]
     return " ".join(sorted({ops.choose(op, device).implementation for op, device in pairs}))
@@ -44,7 +44,7 @@ def inputs(
             "torch": torch.__version__,
             "torch_build": torch.version.git_version,
         },
-        "machine": cpu_facts() | {"device": device, "kernels": require_kernels(device)},
+        "machine": cpu_facts() | {"device": device, "kernels": _kernels(device)},
         "seed": seed,
         "recipe": {"name": printable(recipe), "sha256": sha256(recipe_path)},
         "source": {
@@ -76,7 +76,6 @@ def identity(job_inputs: dict[str, Any], source: Source) -> dict[str, Any]:
 
 
 def provenance(job_inputs: dict[str, Any], notes: list[str], layers: list[QuantizedLayer]) -> dict[str, Any]:
-    """The content of the provenance file, without its list of files."""
     return {
         "format_version": 1,
         "command": _command_line(),

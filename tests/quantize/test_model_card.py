@@ -11,10 +11,7 @@ import pytest
 import yaml
 
 from glm5_ascend.errors import OutputError
-from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.model_card import PROFILES, add_accuracy
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.verify import verify
 from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
@@ -95,7 +92,7 @@ def test_an_edited_card_is_no_finding(tiny_w4a8: Path, editable: Copy) -> None:
 
 
 def test_a_readme_of_the_user_is_kept(tiny_source: Path, tiny_w4a8: Path, editable: Copy, tmp_path: Path) -> None:
-    """In a folder that is not ours, in ours after an edit, and in that of an unfinished run."""
+    """In a folder that is not ours, and in ours after an edit."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "README.md").write_text("years of work")
@@ -106,13 +103,6 @@ def test_a_readme_of_the_user_is_kept(tiny_source: Path, tiny_w4a8: Path, editab
             done = in_process("quantize", tiny_source, out, "--recipe", "rtn-w4a8", *flags)
             assert_one_clear_line(done, 2, str(out))
             assert (out / "README.md").read_text() == "years of work"
-    unfinished = tmp_path / ".out.partial" / "checkpoint"
-    unfinished.mkdir(parents=True)
-    (unfinished.parent / "lock").write_bytes(b"glm5-ascend: an unfinished run\n")
-    (unfinished / "README.md").write_text("years of work")
-    with pytest.raises(OutputError, match=r"README\.md: not written by this run"):
-        quantize(prepare(QuantizeOptions(tiny_source, tmp_path / "out", "rtn-w4a8")))
-    assert (unfinished / "README.md").read_text() == "years of work"
 
 
 def test_names_of_strangers_do_not_shape_the_card(tmp_path: Path) -> None:

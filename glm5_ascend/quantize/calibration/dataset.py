@@ -39,11 +39,7 @@ def default_calibration_file() -> Path:
 
 
 def calibration_text(recipe: Recipe, calib: StrPath | None) -> tuple[Path, str]:
-    """The file `calib`, else that of the recipe, and a note for the user or "".
-
-    Raises:
-        RecipeError: there is no such file.
-    """
+    """The file `calib`, else that of the recipe, and a note for the user or ""."""
     path, note = (Path(calib), "") if calib is not None else find_dataset(recipe.spec.dataset, recipe.is_stock)
     if not path.is_file():
         raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")

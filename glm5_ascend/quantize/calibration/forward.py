@@ -81,7 +81,6 @@ class Routed:
 
 
 def stream_name(layer: int) -> str:
-    """File of a layer's input stream."""
     return f"stream-{layer}"
 
 
@@ -116,7 +115,6 @@ class LayerStreams:
 
     @property
     def folder(self) -> Path:
-        """Folder of all activations."""
         return self.before.path.parent
 
     def expert_inputs(self, config: ModelConfig, layer: int) -> Stream | None:

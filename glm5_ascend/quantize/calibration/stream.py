@@ -83,12 +83,10 @@ class Stream:
             self._mapped()[tokens.numpy()] += encoded
 
     def sync(self) -> None:
-        """Flush the file to the disk."""
         try:
             sync(self.path)
         except OSError as error:
             raise disk_error(self.path, error) from None
 
     def remove(self) -> None:
-        """Delete the file."""
         self.path.unlink(missing_ok=True)

@@ -25,8 +25,6 @@ _COPIES = 9  # of a block, of the rows of a search, of an expert's tokens
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Prediction of a run, for `--dry-run`."""
-
     seconds: float
     threads: int
     peak_rss_bytes: int
@@ -69,18 +67,14 @@ def peak_bytes(plan: QuantizationPlan, seq_len: int, threads: int) -> int:
 
 
 def threads_within(plan: QuantizationPlan, seq_len: int, threads: int, max_ram: int) -> int:
-    """The most threads, up to `threads`, whose predicted peak stays within `max_ram` bytes.
-
-    Raises:
-        OutputError: not even one does.
-    """
-    fitting = [n for n in range(1, threads + 1) if peak_bytes(plan, seq_len, n) <= max_ram]
-    if not fitting:
+    """The most threads, up to `threads`, whose predicted peak stays within `max_ram` bytes; OutputError if none do."""
+    fitting = min((max_ram - IMPORTS - fixed) // per_thread for fixed, per_thread in memory(plan, seq_len))
+    if fitting < 1:
         raise OutputError(
             f"--max-ram {max_ram / GIB:.1f} GiB: this model needs {peak_bytes(plan, seq_len, 1) / GIB:.1f} GiB",
             "raise --max-ram or shorten --seq-len",
         )
-    return fitting[-1]
+    return min(threads, fitting)
 
 
 def disk_bytes(plan: QuantizationPlan, tokens: int) -> int:

@@ -49,7 +49,6 @@ class Rounded(NamedTuple):
 
 
 def weight_bits(scheme: str) -> int:
-    """Bits of a weight, 4 or 8."""
     return 4 if scheme == schemes.W4A8_DYNAMIC else 8
 
 

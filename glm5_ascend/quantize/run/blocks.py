@@ -13,7 +13,6 @@ ErrorSums = dict[str, tuple[float, float]]
 
 
 def add_errors(total: ErrorSums, other: Mapping[str, tuple[float, float]]) -> None:
-    """Add `other` to `total`."""
     for scheme, (error, weight) in other.items():
         before = total.get(scheme, (0.0, 0.0))
         total[scheme] = before[0] + error, before[1] + weight

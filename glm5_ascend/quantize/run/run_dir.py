@@ -20,25 +20,14 @@ from glm5_ascend.quantize.run.store import ROTATION_FILE
 CHECKPOINT, ACTIVATIONS, LOCK, JOURNAL = "checkpoint", "activations", "lock", "journal.jsonl"
 
 
-class UnexpectedFileError(OutputError):
-    """The run directory holds a file that no run has written."""
-
-
 @contextmanager
 def open_run_dir(path: Path, restart: bool) -> Iterator[None]:
     """Create and lock the run directory; it is removed when the block ends without an error.
 
     Args:
         restart: discard the unfinished run in it.
-    Raises:
-        UnexpectedFileError: it holds a file of another origin, which stays where it is.
     """
     with exclusive(path):
-        for name in sorted(entry.name for entry in path.iterdir()):
-            if name not in (LOCK, JOURNAL, CHECKPOINT, ACTIVATIONS) and not name.endswith(PARTIAL):
-                raise UnexpectedFileError(
-                    f"{path / name}: not a file of this run, and in its directory", "move it away"
-                )
         if restart:
             clear(path)
         for name in (CHECKPOINT, ACTIVATIONS):
@@ -52,13 +41,13 @@ def open_run_dir(path: Path, restart: bool) -> Iterator[None]:
 
 
 def clear(path: Path) -> None:
-    """Remove the run's files but the lock, the journal last: it describes the others."""
+    """Remove the run's files but the lock, the journal last: it describes the others. Files of others stay."""
     try:
-        for entry in sorted(path.iterdir(), key=lambda entry: entry.name == JOURNAL):
+        for entry in (path / CHECKPOINT, path / ACTIVATIONS, *path.glob(f"*{PARTIAL}"), path / JOURNAL):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.name != LOCK:
-                entry.unlink()
+            else:
+                entry.unlink(missing_ok=True)
     except OSError as error:
         raise disk_error(path, error) from None
 
@@ -74,14 +63,14 @@ def check_only_known_files(folder: Path, names: Collection[str]) -> None:
     """Allow only files of these names below `folder`; half files of a kill are removed.
 
     Raises:
-        UnexpectedFileError: the first other file, by name.
+        OutputError: the first other file, by name.
     """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name.endswith(PARTIAL):
             path.unlink()
         elif name not in names and not (path.is_dir() and not path.is_symlink()):
-            raise UnexpectedFileError(
+            raise OutputError(
                 f"{path}: not written by this run, it would be published",
                 "move it away, then run the same command again",
             )

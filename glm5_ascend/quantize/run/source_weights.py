@@ -40,7 +40,6 @@ class FloatWeights:
         return gains
 
     def load(self, prefix: str, weight: Weight, gains: Tensors) -> torch.Tensor:
-        """One whole part, fp32."""
         return self.load_all(prefix, [weight], gains)[weight.tensor_name]
 
     def load_all(self, prefix: str, parts: Iterable[Weight], gains: Tensors, workers: Workers | None = None) -> Tensors:

@@ -94,7 +94,6 @@ class Store:
         return {scheme: (rounded.squared_error, rounded.squared_weight)}
 
     def write(self, prefix: str, weight: Weight, tensor: torch.Tensor, state: RoundingState | None = None) -> ErrorSums:
-        """Write a whole part."""
         errors: ErrorSums = {}
         for start, stop in blocks(tuple(tensor.shape)):
             add_errors(errors, self.write_rows(prefix, weight, tensor[start:stop], start, state=state))
@@ -108,7 +107,6 @@ class Store:
         return [WorkUnit.backbone(layer), *(WorkUnit.expert(layer, expert) for expert in experts)]
 
     def tensor_names(self, unit: WorkUnit) -> list[str]:
-        """Names of all tensors that a unit writes."""
         config, spec = self.plan.config, self.plan.config.spec
         if unit == GLOBALS:
             prefix, parts = "", config.global_weights
@@ -119,7 +117,6 @@ class Store:
         return [*names, ROT_NAME] if unit == GLOBALS and self.plan.recipe.rotates else names
 
     def checksum(self, unit: WorkUnit) -> str:
-        """Checksum of the unit's bytes on disk."""
         checksum = self.writer.checksum(self.tensor_names(unit))
         if unit == GLOBALS and self.plan.recipe.rotates:
             checksum += f" {file_checksum(self.writer.directory / ROTATION_FILE)}"

@@ -144,22 +144,7 @@ def test_a_linked_folder_is_refused(name: str, stopped: Stopped, tmp_path: Path)
     assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "checkpoint/thesis.txt", "checkpoint/extra.safetensors"])
-def test_unexpected_files_are_refused_by_name(name: str, stopped: Stopped, tmp_path: Path) -> None:
-    """Also where no unit is finished yet: such a run leaves nothing of its own."""
-    out = stopped.copy(tmp_path)
-    if name == "checkpoint/thesis.txt":
-        (run_dir_of(out) / "journal.jsonl").unlink()
-    path = run_dir_of(out) / name
-    path.write_text("mine")
-    with pytest.raises(OutputError, match=path.name):
-        stopped.run(out)
-    assert path.read_text() == "mine" and not out.exists()
-    path.unlink()
-    stopped.resume(out)
-
-
-def test_a_file_that_appears_during_the_run_is_not_published(stopped: Stopped, tmp_path: Path) -> None:
+def test_a_file_of_the_user_is_not_published(stopped: Stopped, tmp_path: Path) -> None:
     out = stopped.copy(tmp_path)
     path = run_dir_of(out) / "checkpoint" / "thesis.txt"
 
@@ -171,6 +156,14 @@ def test_a_file_that_appears_during_the_run_is_not_published(stopped: Stopped, t
         stopped.run(out, put)
     path.rename(tmp_path / "thesis.txt")
     stopped.resume(out)
+
+
+def test_a_file_of_the_user_beside_the_run_stays(stopped: Stopped, tmp_path: Path) -> None:
+    out = stopped.copy(tmp_path)
+    path = run_dir_of(out) / "thesis.txt"
+    path.write_text("mine")
+    stopped.run(out)
+    assert path.read_text() == "mine" and out.is_dir()
 
 
 def test_a_shard_replaced_during_the_run_is_noticed(stopped: Stopped, tmp_path: Path) -> None:
