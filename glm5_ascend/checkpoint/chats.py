@@ -107,13 +107,7 @@ def _alpaca(record: dict[str, Any]) -> list[Any] | None:
     question = "\n".join(
         text for text in (record["instruction"], record.get("input")) if isinstance(text, str) and text
     )
-    turns = [turn for turn in _listed(record.get("history")) or [] if isinstance(turn, list) and len(turn) == 2]
-    pairs = [*turns, (question, answer)]
-    return [
-        {"role": role, "content": content}
-        for pair in pairs
-        for role, content in zip(("user", "assistant"), pair, strict=True)
-    ]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def _pair(record: dict[str, Any], question: str, answer: str) -> list[Any] | None:

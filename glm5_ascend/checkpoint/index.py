@@ -111,7 +111,6 @@ class CheckpointDir:
         return name in self.file_of
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype."""
         return self._shard(name).read(self.entries[name].name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -131,7 +130,6 @@ class CheckpointDir:
         return self.shards[self.file_of[name]].read_ahead(self.entries[name], 0, math.prod(self.entries[name].shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor."""
         return self._entry(name).shape
 
     def _entry(self, name: str) -> TensorEntry:

@@ -10,20 +10,13 @@ from dataclasses import dataclass
 from glm5_ascend.checkpoint.shards import TensorEntry
 from glm5_ascend.model.config import ModelConfig
 
-#: What wrappers of a model put before or into every name: PEFT, DDP, torch.compile, models with vision.
-_WRAPPERS = (
-    (r"^(?:base_model\.model\.|module\.|_orig_mod\.)+", ""),
-    (r"^model\.language_model\.(?=layers\.|embed_tokens\.|norm\.)", "model."),
-    (r"^language_model\.(?=model\.|lm_head\.)", ""),
-    (r"\.base_layer\.", "."),
-    (r"^(?=layers\.|embed_tokens\.|norm\.)", "model."),  # the model without its head's class around it
-)
+#: The model without its head's class around it.
+_WITHOUT_HEAD = (r"^(?=layers\.|embed_tokens\.|norm\.)", "model.")
 #: Ends of names in formats of other quantizers -> the format.
 FOREIGN_PARTS = {
     ".qweight": "AWQ or GPTQ", ".qzeros": "AWQ or GPTQ", ".weight_packed": "compressed-tensors (llm-compressor)",
     ".weight_scale_2": "NVFP4 by NVIDIA ModelOpt", ".weight_global_scale": "NVFP4 by compressed-tensors",
-    ".trellis": "EXL3 (ExLlamaV3)", ".suh": "EXL3 (ExLlamaV3)", ".q_weight": "EXL2 (ExLlamaV2)", ".scales": "MLX",
-    ".SCB": "bitsandbytes", ".absmax": "bitsandbytes", ".weight_blocks": "MXFP4", "_blocks": "MXFP4",
+    ".trellis": "EXL3 (ExLlamaV3)", ".scales": "MLX", ".absmax": "bitsandbytes", "_blocks": "MXFP4",
     ".lora_A.weight": "a LoRA adapter that was not merged", ".lora_A.default.weight":
     "a LoRA adapter that was not merged",
 }  # fmt: skip
@@ -55,8 +48,7 @@ class StoredNames:
 
 
 def find_weights(config: ModelConfig, entries: Mapping[str, TensorEntry]) -> StoredNames:
-    """Find every weight of a model among stored tensors."""
-    rules = [(re.compile(pattern), to) for pattern, to in (*_WRAPPERS, *_mtp_rules(config), *config.spec.other_names)]
+    rules = [(re.compile(pattern), to) for pattern, to in (_WITHOUT_HEAD, *config.spec.other_names)]
     expected = [prefix + weight.tensor_name for prefix, weight in config.all_weights()]
     hub_names = {stored: _hub_name(stored, rules) for stored in entries.keys() - set(expected)}
     stored_as = {name: stored for stored, name in hub_names.items()} | {name: name for name in entries}
@@ -109,18 +101,6 @@ def _fused_parameters(
             part_shape = (shape[0] // len(names), *shape[1:])
             for index, name in enumerate(names):
                 yield prefix + name, TensorView(stored, index * math.prod(part_shape), part_shape)
-
-
-def _mtp_rules(config: ModelConfig) -> list[tuple[str, str]]:
-    """MTP layers that were numbered from 0 on in a list of their own."""
-    layers = range(config.num_hidden_layers, config.num_layers_with_mtp)
-    return [
-        (
-            rf"^(?:model\.)?mtp\.(?:layers\.)?{index}\.(?:mtp_block\.|transformer_layer\.)?",
-            config.spec.layer_prefix(layer),
-        )
-        for index, layer in enumerate(layers)
-    ]
 
 
 def foreign_part(module: str, entries: Mapping[str, TensorEntry]) -> tuple[str, str] | None:

@@ -18,7 +18,7 @@ from typing import Any
 from glm5_ascend.errors import CheckpointError, OutputError
 from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import copy_file, disk_error, sync, sync_tree, write_file
-from glm5_ascend.model.config_json import served_config
+from glm5_ascend.model.config_file import served_config
 
 PROVENANCE_NAME = "glm5_ascend_provenance.json"
 #: Content of `lock` in the folder of an unfinished run.

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from glm5_ascend.checkpoint.parquet import read_rows
-from glm5_ascend.errors import TextError
-from glm5_ascend.files.untrusted import open_regular, parse_json
+from glm5_ascend.errors import MissingEnvironmentError, TextError, shortened
+from glm5_ascend.files.untrusted import defect, open_regular, parse_json
 
 #: Characters of one line of a .jsonl, or of a whole .json.
 MAX_RECORD = 64 * 1024**2
@@ -21,34 +20,20 @@ MAX_RECORD = 64 * 1024**2
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _SAME = {".ndjson": ".jsonl", ".text": ".txt", ".md": ".txt"}
 _FIX = "give a .jsonl, .json, .csv or .txt file, or one of them with .gz"
-_FEATHER = (
-    """convert it: python -c "import pandas; pandas.read_feather('FILE').to_json('calib.jsonl', orient='records', """
-    """lines=True)\""""
-)
-_UTF8 = "convert it to UTF-8: iconv -f {} -t UTF-8 FILE > NEW"
+_ICONV = "convert it to UTF-8: iconv -f {} -t UTF-8 FILE > NEW"
+_PICKLE = ("a pickle", "save it as .jsonl: a pickle is never opened")
 #: First bytes of files that are no text -> (their format, what to do).
-_MAGIC = (
-    (b"ARROW1", "an Arrow file", _FEATHER),
-    (b"\xff\xff\xff\xff", "an Arrow stream", "save it as .jsonl: Dataset.to_json of Hugging Face's datasets"),
-    (b"PK\x03\x04", "a zip archive or an Excel sheet", "unpack it, or save the sheet as .csv"),
-    (b"\xd0\xcf\x11\xe0", "an old Excel or Word file", "save it as .csv or .txt"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "unpack it: zstd -d FILE"),
-    (b"BZh", "compressed by bzip2", "unpack it: bunzip2 FILE"),
-    (b"\xfd7zXZ", "compressed by xz", "unpack it: unxz FILE"),
-    (b"SQLite format 3", "a SQLite database", "export the table as .csv"),
-    (b"%PDF", "a PDF file", "give its text as .txt"),
-    (b"\x80\x04", "a pickle", "save it as .jsonl: a pickle is never opened"),
-    (b"\x80\x05", "a pickle", "save it as .jsonl: a pickle is never opened"),
-    (b"\x93NUMPY", "a NumPy array", "give texts, not token ids"),
-    (b"\xff\xfe", "UTF-16 text", _UTF8.format("UTF-16")),
-    (b"\xfe\xff", "UTF-16 text", _UTF8.format("UTF-16")),
-)
-#: The same by the end of the name, where the file does not begin so.
-_SUFFIXES = {
-    ".arrow": _MAGIC[0], ".feather": _MAGIC[0], ".xlsx": _MAGIC[2], ".zip": _MAGIC[2], ".xls": _MAGIC[3],
-    ".zst": _MAGIC[4], ".bz2": _MAGIC[5], ".xz": _MAGIC[6], ".pdf": _MAGIC[8], ".pkl": _MAGIC[9], ".npy": _MAGIC[11],
-    ".pt": (b"", "a pickle of torch", "give texts, not tensors"),
-}  # fmt: skip
+_MAGIC = {
+    b"ARROW1": ("an Arrow file", "convert it to .jsonl: pandas.read_feather, then DataFrame.to_json"),
+    b"PK\x03\x04": ("a zip archive or an Excel sheet", "unpack it, or save the sheet as .csv"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "unpack it: zstd -d FILE"),
+    b"\x80\x04": _PICKLE,
+    b"\x80\x05": _PICKLE,
+    b"\xff\xfe": ("UTF-16 text", _ICONV.format("UTF-16")),
+    b"\xfe\xff": ("UTF-16 text", _ICONV.format("UTF-16")),
+}
+#: Bytes of a column chunk that are read at once; row groups of 1 GB are usual.
+_BUFFER = 1024**2
 #: Keys of a JSON object around a list of records.
 _AROUND = ("data", "train", "rows", "examples", "instances", "records", "samples", "items", "texts")
 
@@ -71,7 +56,7 @@ def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
             ) as file:
                 yield ending, file
     except UnicodeDecodeError as error:
-        raise TextError(f"{path}: cannot be read: not UTF-8: {error.reason}", _UTF8.format("GBK")) from None
+        raise TextError(f"{path}: cannot be read: not UTF-8: {error.reason}", _ICONV.format("GBK")) from None
     except (OSError, EOFError, zlib.error) as error:
         raise TextError(f"{path}: cannot be read: {error}", _FIX) from None
 
@@ -82,14 +67,11 @@ def _kind(path: Path, head: bytes) -> str:
     ending = _SAME.get(suffix, suffix)
     if head.startswith(b"PAR1") or ending == ".parquet":
         return ".parquet"
-    for magic, what, fix in _MAGIC:
+    for magic, (what, fix) in _MAGIC.items():
         if head.startswith(magic):
             raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
-    if suffix in _SUFFIXES:
-        _, what, fix = _SUFFIXES[suffix]
-        raise TextError(f"{path}: {what}: not read", fix.replace("FILE", path.name))
     if b"\0" in head:
-        raise TextError(f"{path}: zero bytes: no text in UTF-8", _UTF8.format("UTF-16"))
+        raise TextError(f"{path}: zero bytes: no text in UTF-8", _ICONV.format("UTF-16"))
     if ending not in KINDS:
         raise TextError(
             f"{path}: a text file must be {', '.join(KINDS)}, or text with .gz", "name it so, or convert it"
@@ -113,15 +95,15 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
         elif ending in (".csv", ".tsv"):
             yield from _rows(path, file, "\t" if ending == ".tsv" else ",")
         elif ending == ".parquet":
-            yield from read_rows(path, file.buffer, MAX_RECORD)
+            yield from _parquet_rows(path, file.buffer)
         elif ending == ".txt":
             yield 1, _whole(path, file)
         else:
             yield from _values(path, _whole(path, file))
 
 
-def _whole(path: Path, file: TextIO, before: str = "") -> str:
-    text = before + file.read(MAX_RECORD + 1)
+def _whole(path: Path, file: TextIO) -> str:
+    text = file.read(MAX_RECORD + 1)
     if len(text) > MAX_RECORD:
         raise TextError(
             f"{path}: longer than {MAX_RECORD} characters", "make it a .jsonl: jq -c '.[]' FILE > calib.jsonl"
@@ -130,24 +112,15 @@ def _whole(path: Path, file: TextIO, before: str = "") -> str:
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, Any]]:
-    seen = False
     for position, line in enumerate(iter(lambda: file.readline(MAX_RECORD + 1), ""), start=1):
         if len(line) > MAX_RECORD:
             raise TextError(f"{path}:{position}: longer than {MAX_RECORD} characters", "make it several lines")
         if not line.strip():
             continue
         try:
-            record = parse_json(line)
+            yield position, parse_json(line)
         except ValueError as error:
-            if not seen and line.strip() in ("[", "{"):  # one JSON value over many lines
-                yield from _values(path, _whole(path, file, line))
-                return
             raise TextError(f"{path}:{position}: not valid JSON: {error}", "one JSON value per line") from None
-        if not seen and isinstance(record, list):
-            yield from enumerate(record, start=1)
-        else:
-            yield position, record
-        seen = True
 
 
 def _rows(path: Path, file: TextIO, delimiter: str) -> Iterator[tuple[int, Any]]:
@@ -179,5 +152,43 @@ def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         value = value[lists[0]] if lists else [value] if value else value
     if not isinstance(value, list):
         raise TextError(f"{path}:1: not a list", "a list of texts")
-    for position, record in enumerate(value, start=1):
-        yield position, record["row"] if isinstance(record, dict) and isinstance(record.get("row"), dict) else record
+    yield from enumerate(value, start=1)
+
+
+def _parquet_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row, object) of an open Parquet file, one row in memory at a time.
+
+    A null, which stands for an absent key, and what JSON does not have (bytes of an image, a date) are left out.
+
+    Raises:
+        MissingEnvironmentError: pyarrow is not installed.
+        TextError: damaged, or a row of more than `MAX_RECORD` bytes.
+    """
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise MissingEnvironmentError(
+            f"{path}: Parquet is read by pyarrow, which is not installed", "pip install 'pyarrow>=18', or give a .jsonl"
+        ) from None
+    index = 0
+    try:
+        rows = ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False).iter_batches(1, use_threads=False)
+        for index, row in enumerate(rows, start=1):
+            if row.nbytes > MAX_RECORD:
+                raise TextError(f"{path}:{index}: longer than {MAX_RECORD} bytes", "make it several rows")
+            value = _json(row.to_pylist()[0])
+            if problem := defect(value):
+                raise TextError(f"{path}:{index}: {problem}", "correct the row")
+            yield index, value
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        reason = shortened(str(error).partition("\n")[0], 160)
+        raise TextError(f"{path}:{index + 1}: not readable as Parquet: {reason}", "copy the file again") from None
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: item for key, entry in value.items() if (item := _json(entry)) is not None}
+    if isinstance(value, list):
+        return [_json(entry) for entry in value]
+    return value if isinstance(value, str | int | float | bool) else None

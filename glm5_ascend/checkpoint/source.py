@@ -45,7 +45,6 @@ class Source:
 
     @property
     def is_fp8(self) -> bool:
-        """True if some of its weights are stored in FP8."""
         return any(self.entry(name).dtype is torch.float8_e4m3fn for name in self.names.weights)
 
     @property
@@ -97,7 +96,6 @@ class Source:
         return shard.read_ahead(self.files.entries[view.stored], view.first, view.first + math.prod(view.shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of weight `name`."""
         return self._stored(name).shape
 
     def _scale(self, view: TensorView, start: int, stop: int) -> torch.Tensor:
@@ -129,7 +127,7 @@ def open_source(directory: Path) -> Source:
     copies = {f"{prefix}{copy}.weight" for prefix in config.mtp_prefixes for copy in config.spec.mtp_copies}
     files = CheckpointDir(directory, config.spec.spelled)
     complete = files.entries.keys() >= mtp - copies
-    unlisted = [] if complete else files.add_unlisted((*config.mtp_prefixes, "mtp."))
+    unlisted = [] if complete else files.add_unlisted(config.mtp_prefixes)
     source = Source(directory, raw, config, files, find_weights(config, files.entries), unlisted)
     _SourceChecks(source).run()
     return source
@@ -229,14 +227,6 @@ class _SourceChecks:
                     f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
                 )
         message = f"{self.directory}: tensor {name} is missing"
-        layer, names = spec.layer_of(name), (*self.files.entries, *self.names.hub_names.values())
-        main = layer is not None and not self.config.is_mtp(layer)
-        if main and not any(entry.startswith(spec.layer_prefix(layer or 0)) for entry in names):
-            return CheckpointError(
-                f"{message}, with all of layer {layer}: config.json says num_hidden_layers "
-                f"{self.config.num_hidden_layers}",
-                "config.json and weights belong to different models, or a shard is not in the index",
-            )
         for prefix in self.config.mtp_prefixes:
             if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
                 return CheckpointError(
@@ -244,23 +234,7 @@ class _SourceChecks:
                     "model",
                     "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
                 )
-        return CheckpointError(message + self._of_experts(name), _AGAIN)
-
-    def _of_experts(self, name: str) -> str:
-        spec = self.config.spec
-        before, prefix, _ = name.partition(f".{spec.experts_prefix}")
-        if not prefix:
-            return ""
-        experts = {
-            int(expert)
-            for entry in (*self.files.entries, *self.names.hub_names.values())
-            if entry.startswith(before + prefix)
-            and (expert := entry[len(before + prefix) :].partition(".")[0]).isdecimal()
-        }
-        return (
-            f": layer {spec.layer_of(name)} has {len(experts)} experts, config.json says n_routed_experts "
-            f"{self.config.n_routed_experts}"
-        )
+        return CheckpointError(message, "config.json and weights of different models? Else download them again")
 
 
 def _scale_name(files: CheckpointDir, stored: str) -> str | None:

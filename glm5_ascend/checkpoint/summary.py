@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
-from glm5_ascend.errors import CheckpointError, Glm5Error
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
-from glm5_ascend.model.config_file import read_config
-from glm5_ascend.model.config_json import flat_keys, spec_of
-from glm5_ascend.model.config_values import check_counts
+from glm5_ascend.model.config_file import flat_keys, parse_config, read_config
 
 MIXED = "mixed types"
 
@@ -20,6 +17,7 @@ MIXED = "mixed types"
 class CheckpointSummary:
     """experts, attention: type of the routed experts and of q_a, kv_a and q_b (MTP layer left out).
 
+    raw: content of config.json; config: its keys of the language model;
     shared_indexers: layers without an indexer of their own (GLM-5.2); mtp: the checkpoint has the draft layer;
     types: of every tensor, empty if not quantized; group_size: of the description, None if it is absent.
     """
@@ -29,32 +27,29 @@ class CheckpointSummary:
     attention: str
     shared_indexers: bool
     mtp: bool
+    raw: dict[str, Any]
     config: dict[str, Any]
     types: dict[str, str]
     group_size: int | None
 
 
-def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> CheckpointSummary:
+def summarize(directory: Path) -> CheckpointSummary:
     """Read config.json and, if there is one, the description.
 
     Raises:
-        CheckpointError: one of them is damaged. ConfigError: config.json is missing, or has an impossible value.
+        CheckpointError: the description is damaged. ConfigError: config.json is missing, or has an impossible value.
     """
-    config = flat_keys(read_config(directory, error=error))
-    spec = spec_of(config)
-    check_counts(config, spec, directory / "config.json")
-    layers = config.get("num_hidden_layers", 0)
+    raw = read_config(directory)
+    model, config = parse_config(raw, directory / "config.json"), flat_keys(raw)
     content: dict[str, Any] = {}
     path = directory / DESCRIPTION_NAME
     if path.exists():
         content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR)
     types = {key: scheme for key, scheme in content.items() if "." in key and isinstance(scheme, str)}
-    mtp = tuple(
-        f"{spec.layers_prefix if spec else 'model.layers.'}{layers + i}."
-        for i in range(config.get("num_nextn_predict_layers") or 0)
-    )
     weights = {
-        key: scheme for key, scheme in types.items() if key.endswith(".weight") and not key.startswith(mtp or ("-",))
+        key: scheme
+        for key, scheme in types.items()
+        if key.endswith(".weight") and not key.startswith(model.mtp_prefixes)
     }
     return CheckpointSummary(
         directory=directory,
@@ -65,7 +60,8 @@ def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> C
             if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
         ),
         shared_indexers="shared" in (config.get("indexer_types") or ()),
-        mtp=bool(mtp),
+        mtp=bool(model.mtp_prefixes),
+        raw=raw,
         config=config,
         types=types,
         group_size=content.get("group_size"),
@@ -73,6 +69,5 @@ def summarize(directory: Path, *, error: type[Glm5Error] = CheckpointError) -> C
 
 
 def only(kinds: Any) -> str:
-    """The one type of all, or that they differ."""
     distinct = set(kinds)
     return FLOAT if not distinct else next(iter(distinct)) if len(distinct) == 1 else MIXED

@@ -59,7 +59,6 @@ class SourceTokenizer:
         return list(self._use("_whole", lambda whole: whole(text, add_special_tokens=False)["input_ids"]))
 
     def render(self, messages: list[Any], tools: Any) -> str:
-        """The chat template's text."""
         chat = [as_served(message) for message in messages]
         with _data_limit():
             return str(self._use("_whole", lambda whole: whole.apply_chat_template(chat, tools=tools, tokenize=False)))
@@ -111,7 +110,9 @@ class SourceTokenizer:
             import transformers  # noqa: F401  # its seconds and memory are no stranger's
         tokenizer, problem = self._within_limits(lambda: getattr(self, name), CPU_SECONDS)
         if problem is not None:
-            raise problem if isinstance(problem, Glm5Error) else self._unusable(problem)
+            if isinstance(problem, Glm5Error):
+                raise problem
+            raise CheckpointError(f"{self.source}: tokenizer cannot be loaded: {_reason(problem)}", _FIX)
         answer, problem = self._within_limits(lambda: act(tokenizer), min(ANSWER_SECONDS, CPU_SECONDS))
         if problem is not None:
             raise TextError(f"{self.source}: the tokenizer refuses a text: {_reason(problem)}", "correct it")
@@ -140,19 +141,6 @@ class SourceTokenizer:
         if not ended or isinstance(ended[0][1], MemoryError):
             raise CheckpointError(f"{self.source}: its tokenizer or chat template {problem or 'needs too much'}", _FIX)
         return ended[0]
-
-    def _unusable(self, problem: BaseException) -> CheckpointError:
-        """The error for a tokenizer that cannot be loaded; config.json is named if transformers cannot read that."""
-        from transformers import AutoConfig
-
-        try:
-            AutoConfig.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:
-            return CheckpointError(
-                f"{self.source / 'config.json'}: transformers cannot read it: {_reason(error)}",
-                "correct the key, or use the config.json of the original checkpoint",
-            )
-        return CheckpointError(f"{self.source}: tokenizer cannot be loaded: {_reason(problem)}", _FIX)
 
 
 def _growth(normalizer: Any) -> int:

@@ -21,7 +21,6 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -86,7 +85,6 @@ class Workers:
             torch.set_num_threads(1)
 
     def for_each(self, function: Callable[[Item], object], items: Iterable[Item]) -> None:
-        """Run `function` on all items."""
         for _ in self.map(function, items):
             pass
 

@@ -27,8 +27,6 @@ _AGAIN = "re-run the same command to write it again"
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor to write."""
-
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]

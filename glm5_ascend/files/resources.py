@@ -38,7 +38,6 @@ def near(name: str, names: Iterable[str], what: str = "known") -> str:
 
 
 def schema_text(model: type[BaseModel]) -> str:
-    """Return the JSON schema of a model, as the file that editors read."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema(by_alias=True)}
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
 

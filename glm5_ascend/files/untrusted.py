@@ -15,8 +15,8 @@ from glm5_ascend.errors import CheckpointError, Glm5Error, shortened, shown
 
 #: Levels of nesting; the files we read have at most a dozen. Far below what the parsers or our own loops could take.
 MAX_DEPTH = 64
-#: A longer integer has no float; one of 4300 digits and more Python refuses to parse at all.
-MAX_DIGITS = 300
+#: A longer integer has no float, and one of 4300 digits and more Python does not write.
+MAX_BITS = 1000
 MIB = 1024**2
 #: config.json and the generation config have some kB.
 MAX_CONFIG_BYTES = 4 * MIB
@@ -92,13 +92,16 @@ def shortened_path(path: Path) -> str:
 
 
 def defect(value: object) -> str | None:
-    """Describe what parsers accept and callers cannot handle: half a UTF-16 pair, or nesting without end."""
+    """Describe what parsers accept and callers cannot handle: half a UTF-16 pair, numbers and nesting without end."""
     pending = [(value, 1)]
     while pending:
         item, depth = pending.pop()
         if isinstance(item, str):
             if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
                 return f"half of a UTF-16 pair in {shown(item)!a:.80}"
+        elif isinstance(item, int):
+            if item.bit_length() > MAX_BITS:
+                return "a number of too many digits"
         elif isinstance(item, dict | list):
             if depth > MAX_DEPTH:
                 return f"nested more than {MAX_DEPTH} levels deep"
@@ -154,12 +157,7 @@ def parse_json(data: bytes | str) -> Any:
     """
     text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_int=lambda digits: int(_checked_digits(digits)),
-            parse_float=lambda digits: float(_checked_digits(digits)),
-        )
+        value = json.loads(text, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if problem := defect(value):
@@ -172,9 +170,3 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) < len(pairs):
         raise ValueError("a key is given twice")
     return entries
-
-
-def _checked_digits(digits: str) -> str:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return digits

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glm5_ascend.errors import ConfigError, Glm5Error, shortened, shown
-from glm5_ascend.files.untrusted import MAX_DEPTH, MAX_DIGITS, defect, read_bytes, shortened_path
+from glm5_ascend.files.untrusted import MAX_DEPTH, defect, read_bytes, shortened_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 128 * 1024
 #: Ten lines of aliases can stand for 10 ** 9 values, this many for some twenty times those of the file.
 MAX_ALIASES = 8
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _FIX = "check path and permissions, or restore the file"
 
 
@@ -104,9 +103,8 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
 
     Raises:
         error: one line with the path, and the line in the file where there is one: not there, no regular file, too
-            large, not UTF-8, not YAML, nested too deeply, many aliases or one of itself, a key
-            given twice, a tag or a value that Python has nothing for (`!!float abc`, the date 2001-99-99), a number of
-            too many digits, half a UTF-16 pair.
+            large, not YAML, nested too deeply, many aliases or one of itself, a key given twice, a tag or a value that
+            Python has nothing for (`!!float abc`, the date 2001-99-99), what `defect` describes.
     """
     import yaml
 
@@ -132,7 +130,7 @@ def yaml_document(path: Path, error: type[Glm5Error]) -> tuple[Any, Any]:
         raise error(
             f"{shortened_path(path)}{where}: not valid YAML: {shortened(message, 160)}", "correct the line"
         ) from None
-    except (ValueError, RecursionError) as problem:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as problem:
         message = "nested too deeply" if isinstance(problem, RecursionError) else shortened(str(problem), 160)
         raise error(f"{shortened_path(path)}: not valid YAML: {message}", "restore the file") from None
 
@@ -153,25 +151,10 @@ def _check_events(text: str) -> None:
 
 @cache
 def _loader() -> Any:
-    """YAML's safe loader, with an error of its own, and so a line, for each value that Python refuses."""
+    """YAML's safe loader, which refuses a key that is given twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_object(self, node: Any, deep: bool = False) -> Any:
-            if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS and node.tag in _NUMBERS:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"a number of {len(node.value)} digits", node.start_mark
-                )
-            try:
-                return super().construct_object(node, deep)
-            except yaml.YAMLError:
-                raise
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as problem:
-                what = str(node.tag).removeprefix("tag:yaml.org,2002:")
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"not a {shortened(what)}: {shortened(str(problem))}", node.start_mark
-                ) from None
-
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():

@@ -18,15 +18,12 @@ SPECS = {spec.model_type: spec for spec in (GLM5, GLM5_NEXT)}
 
 @dataclass(frozen=True)
 class ModelConfig(ModelSizes):
-    """The walks over the weights of one model."""
-
     @property
     def spec(self) -> Architecture:
         return SPECS[self.model_type]
 
     @property
     def engines(self) -> EngineView:
-        """View that the engines have of this architecture."""
         return ENGINE_VIEWS[self.model_type]
 
     @property
@@ -46,7 +43,6 @@ class ModelConfig(ModelSizes):
 
     @property
     def mtp_prefixes(self) -> tuple[str, ...]:
-        """Prefixes of the weights of the MTP layers."""
         return tuple(map(self.spec.layer_prefix, range(self.num_hidden_layers, self.num_layers_with_mtp)))
 
     @property
@@ -97,7 +93,6 @@ class ModelConfig(ModelSizes):
         return "norms" if isinstance(weight, Vector) and block.endswith("attention") else block
 
     def layer_weights(self, layer: int) -> Iterator[Weight]:
-        """All weights of one layer, routed experts last."""
         yield from self.backbone(layer)
         if self.is_moe(layer):
             for expert in range(self.n_routed_experts):

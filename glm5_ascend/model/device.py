@@ -31,10 +31,7 @@ def find_device(name: str, kinds: tuple[str, ...] = ("npu",)) -> torch.device:
     device_type, _, index = name.partition(":")
     if device_type not in kinds or not ((index.isascii() and index.isdecimal() and len(index) < 6) or not index):
         names = ", ".join(["cpu", *(f"{device_type}, {device_type}:N" for device_type in kinds)])
-        several = (
-            f"one device is used: --device {name.partition(',')[0]}; " if "," in index and device_type in kinds else ""
-        )
-        raise Glm5Error(f"--device {shown(name)}: unknown device", f"{several}give one of {names}")
+        raise Glm5Error(f"--device {shown(name)}: unknown device", f"give one of {names}")
     if device_type == "npu":
         _load_torch_npu(name)
     elif not torch.backends.cuda.is_built():

@@ -20,7 +20,6 @@ def linear_values(c: ModelConfig, layer: int, prefix: str = "") -> int:
 
 
 def expert_values(c: ModelConfig) -> int:
-    """Values of one routed expert's linears."""
     return 3 * c.hidden_size * c.moe_intermediate_size
 
 

@@ -253,7 +253,6 @@ class Architecture:
 
 
 def find(weights: Iterable[Weight], name: str) -> Weight:
-    """The first weight of that name."""
     return next(weight for weight in weights if weight.name == name)
 
 

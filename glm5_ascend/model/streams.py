@@ -27,7 +27,6 @@ class Mixing(NamedTuple):
         return streams.flatten(1).add_(share(self.out, output))
 
     def rows(self, span: slice) -> Mixing:
-        """Return the weights of some of the tokens."""
         return Mixing(self.out[span], self.among[span])
 
 

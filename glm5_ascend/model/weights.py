@@ -16,8 +16,6 @@ _ONEDNN = (
 
 
 class LayerWeights(Protocol):
-    """Access to one layer's weights; names are relative to the layer (`self_attn.q_a_proj`)."""
-
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] -> [..., out]."""
         ...

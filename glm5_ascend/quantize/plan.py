@@ -12,9 +12,9 @@ from functools import cached_property
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.packing import DOWN_PROJ_PARTIAL_SUMS
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import (
+    DOWN_PROJ_PARTIAL_SUMS,
     INDEXER_CACHE_SUFFIX,
     INDEXER_CACHE_TYPE,
     ROT_NAME,

@@ -11,7 +11,6 @@ from glm5_ascend.checkpoint.checks.config_keys import require_sound_config
 from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shell_word, shown
-from glm5_ascend.model.config_file import load_config, read_config
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.plugin.description import load_description
@@ -35,8 +34,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
         CheckpointError: a format that no engine here loads; no weights; shards, names, shapes or dtypes that do not
             fit config.json; tokenizer files or a description that are damaged or inconsistent.
     """
-    checkpoint = summarize(directory, error=ConfigError)
-    load_config(directory)
+    checkpoint = summarize(directory)
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no .safetensors file", "the weights are missing: copy them")
     from glm5_ascend.checkpoint.index import CheckpointDir  # imports torch, which a wrong directory does not need
@@ -44,7 +42,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
     if not (directory / DESCRIPTION_NAME).exists():
         _check_float(directory)
         return checkpoint
-    require_sound_config(directory, read_config(directory))
+    require_sound_config(directory, checkpoint.raw)
     CheckpointDir(directory)
     load_description(directory).check()
     return checkpoint

@@ -14,7 +14,7 @@ from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_json import flat_keys, served_config
+from glm5_ascend.model.config_file import flat_keys, served_config
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import Linear, Parameter, Weight
 from glm5_ascend.verify.checked import Checked

@@ -12,8 +12,15 @@ import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
 from glm5_ascend.checkpoint.checks.report import Report
-from glm5_ascend.checkpoint.packing import scale_bias, scale_bias_of, unpack_int4
-from glm5_ascend.checkpoint.schemes import FLOAT, W4A8_DYNAMIC, W8A8, stored_tensors
+from glm5_ascend.checkpoint.schemes import (
+    FLOAT,
+    W4A8_DYNAMIC,
+    W8A8,
+    scale_bias,
+    scale_bias_of,
+    stored_tensors,
+    unpack_int4,
+)
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.integer_rows import IntegerRows
 from glm5_ascend.verify.plausible import Doubts

@@ -7,8 +7,7 @@ import zlib
 import numpy as np
 import torch
 
-from glm5_ascend.checkpoint.packing import unpack_int4
-from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, partial_sums
+from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC, partial_sums, unpack_int4
 
 
 def checksum(piece: torch.Tensor, value: int = 0) -> int:

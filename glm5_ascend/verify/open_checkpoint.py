@@ -18,8 +18,7 @@ from glm5_ascend.checkpoint.shards import Shard
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import parse_config, read_config
-from glm5_ascend.model.config_json import served_config
+from glm5_ascend.model.config_file import parse_config, read_config, served_config
 from glm5_ascend.verify.stray_files import check_tree
 
 #: msModelSlim's index; vLLM does not know this name.

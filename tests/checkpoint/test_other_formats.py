@@ -16,14 +16,13 @@ from tests.conftest import Copy
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_model import edited_tensors, tiny_config, write_tiny_model
 
-FP4 = {"weight": {"dtype": "fp4", "group_size": 32}}
 HF_QUANT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
 INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "channel"}}}
 #: (quantization_config, what is named)
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 by 'modelopt'"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ by 'modelopt'"),
-    ({"quant_method": "quark", "global_quant_config": FP4}, "MXFP4 by 'quark'"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "'quark'"),
     ({"quant_method": "awq", "bits": 4, "group_size": 128}, "'awq', 4 bits"),
     ({"quant_method": "gptq", "bits": 4}, "'gptq', 4 bits"),
     ({"quant_method": "auto-round", "bits": 4}, "'auto-round', 4 bits"),
@@ -31,7 +30,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": INT4}, "nvfp4-pack"),
     ({"quant_method": "exl3", "bits": 3.0}, "'exl3', 3.0 bits"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    ({"load_in_8bit": True}, "bitsandbytes"),
     ({"quant_method": "w4afp8"}, "'w4afp8'"),
     ({"quant_method": "brand-new"}, "'brand-new'"),
     ({"bits": 4, "group_size": 64}, "a format without quant_method, 4 bits"),
@@ -72,7 +70,6 @@ FOLDERS: dict[str, tuple[dict[str, object], str, str]] = {
     "hf_quant_config": ({"config.json": tiny_config(), "hf_quant_config.json": HF_QUANT}, "NVFP4", "bf16"),
     "mlx": ({"config.json": tiny_config(quantization={"bits": 4, "group_size": 64})}, "MLX, 4 bits", "bf16"),
     "mindie": ({"config.json": tiny_config(quantize="w8a8_dynamic")}, "MindIE", "bf16"),
-    "autogptq": ({"config.json": tiny_config(), "quantize_config.json": {"bits": 4}}, "AWQ or GPTQ, 4 bits", "bf16"),
     "modelslim v0": (
         {"config.json": tiny_config(), "quant_model_description_w8a8_dynamic.json": {}},
         "quant_model_description_w8a8_dynamic.json", "rename quant_model_description_w8a8_dynamic.json",
@@ -82,9 +79,8 @@ FOLDERS: dict[str, tuple[dict[str, object], str, str]] = {
     "adapter": ({"adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "a/b"}}, "PEFT", "merge"),
     "adapter and config": ({"config.json": tiny_config(), "adapter_config.json": {}}, "PEFT adapter", "merge"),
     "pickles": ({"config.json": tiny_config(), "pytorch_model-00001.bin": ""}, "never opened", "safetensors"),
-    "megatron": ({"latest_checkpointed_iteration.txt": "7"}, "Megatron", "export"),
-    "draft": ({"config.json": tiny_config(model_type="glm_moe_dsa_mtp")}, "MTP layer alone", "whole model"),
-    "another family": ({"config.json": {"model_type": "glm4_moe"}}, "model_type is 'glm4_moe'", "GLM-4.5"),
+    "draft": ({"config.json": tiny_config(model_type="glm_moe_dsa_mtp")}, "'glm_moe_dsa_mtp'", "whole model"),
+    "another family": ({"config.json": {"model_type": "glm4_moe"}}, "model_type is 'glm4_moe'", "GLM-5 checkpoint"),
     "patched": ({"config.json": tiny_config(model_type="deepseek_v32")}, "deepseek_v32", "restore the original"),
     "yarn": (
         {"config.json": tiny_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4})}, "YaRN", "original",

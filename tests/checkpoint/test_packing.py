@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.packing import scale_bias, unpack_int4
+from glm5_ascend.checkpoint.schemes import scale_bias, unpack_int4
 from tests.verify.support.integers import pack
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.packing import unpack_int4
+from glm5_ascend.checkpoint.schemes import unpack_int4
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.contract.support.damage import damage
 from tests.contract.support.loaded import ROT, Checkpoint, Load, Loaded, check_schemes, equal

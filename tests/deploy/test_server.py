@@ -166,11 +166,11 @@ def test_dry_run_as_a_shell_command_as_json_and_as_a_function(directory: Path) -
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave is False"),
         (
             {"indexer_types": ["full", "full", "full"], "index_topk_freq": 4},
-            "layers \\[2\\] are 'full' in indexer_types, but by index_topk_freq 4",
+            "layers \\[2\\] have or skip an indexer by indexer_types, but not by index_topk_freq 4",
         ),
         (
             {"indexer_types": ["full", "shared", "full"], "index_topk_pattern": "FFF"},
-            "layers \\[1\\] are 'shared' in indexer_types",
+            "layers \\[1\\] have or skip an indexer by indexer_types",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_shared_indexers_by_indexer_types_alone_are_for_a_cpu(directory: Path, m
     (directory / "config.json").write_text(json.dumps(config))
     assert build_command(directory, [])[1]
     monkeypatch.setattr(servable, "on_ascend", lambda: True)
-    with pytest.raises(CheckpointError, match=r"layers \[1\] are 'shared' in indexer_types"):
+    with pytest.raises(CheckpointError, match=r"layers \[1\] have or skip an indexer by indexer_types"):
         build_command(directory, [])
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.tokenizer_file import COPY, SETTINGS
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.files.untrusted import read_bytes
 
 if TYPE_CHECKING:
     from jinja2 import nodes
     from jinja2.parser import Parser
 
-TEMPLATE, LEGACY = "chat_template.jinja", "chat_template.json"
+TEMPLATE = "chat_template.jinja"
 #: GLM-5's has 5 kB, the longest known ones 30. The worst of this size that we found takes 1.3 s and 30 MB.
 MAX_BYTES = 256 * 1024
 #: A marker of a turn: one token for the tokenizer it was written for, a handful of pieces for any other.
@@ -33,10 +33,9 @@ def check_template(
 ) -> None:
     """Findings about every template that a reader may choose; `ids` are the tokenizer's, None if not known."""
     texts = dict(_templates(checkpoint, settings, report))
-    for (file, name), text in texts.items():
-        problem = _problem(text)
-        if problem:
-            report.error("files.chat_template", f"{name}{problem}", file=file, fix=COPY)
+    for file, text in texts.items():
+        if problem := _problem(text):
+            report.error("files.chat_template", f"chat template: {problem}", file=file, fix=COPY)
         elif ids is not None and isinstance(text, str):
             _check_markers(file, text, ids, report)
     if not texts:
@@ -46,8 +45,7 @@ def check_template(
             file=TEMPLATE,
             fix=COPY + ", if it has one",
         )
-    both = [texts.get(key) for key in ((TEMPLATE, ""), (SETTINGS, "chat_template: "))]
-    if None not in both and both[0] != both[1]:
+    if len(texts) == 2 and None not in texts.values() and texts[TEMPLATE] != texts[SETTINGS]:
         report.warning(
             "files.chat_template",
             f"differs from the one in {SETTINGS}: readers of transformers 5 take the file, older ones the other",
@@ -56,44 +54,20 @@ def check_template(
         )
 
 
-def _templates(
-    checkpoint: LoadedCheckpoint, settings: dict[str, Any], report: Report
-) -> Iterator[tuple[tuple[str, str], object]]:
-    """((file, name of one of several), text) of all templates; what cannot be read is reported."""
-    directory = checkpoint.directory
-    for path in (directory / TEMPLATE, *sorted((directory / "additional_chat_templates").glob("*.jinja"))):
-        name = path.relative_to(directory).as_posix()
-        if path.is_file() and inside(path, directory):
-            try:
-                yield (name, ""), _read_template(path)
-            except CheckpointError as error:
-                report.error("files.chat_template", error.message, file=name, fix=error.tip)
-                yield (name, ""), None
-    if (directory / LEGACY).is_file() and inside(directory / LEGACY, directory):
+def _templates(checkpoint: LoadedCheckpoint, settings: dict[str, Any], report: Report) -> Iterator[tuple[str, object]]:
+    """(file, text) of all templates; what cannot be read is reported."""
+    path = checkpoint.directory / TEMPLATE
+    if path.is_file() and inside(path, checkpoint.directory):
+        text = None
         try:
-            if (legacy := checkpoint.read_json(LEGACY).get("chat_template")) is not None:
-                yield (LEGACY, ""), legacy
+            text = read_bytes(path, MAX_BYTES, CheckpointError, COPY).decode("utf-8")
         except CheckpointError as error:
-            report.error("files.chat_template", error.message, file=LEGACY, fix=COPY)
-    stated = settings.get("chat_template")
-    if isinstance(stated, list):  # several, by name
-        for entry in stated:
-            stated_name = entry.get("name") if isinstance(entry, dict) else None
-            yield (SETTINGS, f"chat_template {stated_name!r:.40}: "), entry.get("template") if stated_name else entry
-    elif stated is not None:
-        yield (SETTINGS, "chat_template: "), stated
-
-
-def _read_template(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) <= MAX_BYTES:
-            return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise CheckpointError(f"cannot be read: {reason}", COPY) from None
-    raise CheckpointError(f"larger than {MAX_BYTES // 1024} KiB", COPY)
+            report.error("files.chat_template", error.message, file=TEMPLATE, fix=COPY)
+        except UnicodeDecodeError:
+            report.error("files.chat_template", "cannot be read: not UTF-8", file=TEMPLATE, fix=COPY)
+        yield TEMPLATE, text
+    if (stated := settings.get("chat_template")) is not None:
+        yield SETTINGS, stated
 
 
 def _problem(text: object) -> str | None:

@@ -14,7 +14,7 @@ from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.engine_view import ENGINE_VIEWS
 from glm5_ascend.model.config import SPECS
-from glm5_ascend.model.config_json import completed, flat_keys
+from glm5_ascend.model.config_file import completed, flat_keys
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
 from glm5_ascend.model.spec import Architecture
 
@@ -180,21 +180,13 @@ def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
                 fix="write indexer_types into config.json",
             )
         return
-    wrong = [i for i, indexer in enumerate(types) if indexer == "shared" and computes[i]]
-    if wrong:
+    differ = [layer for layer, indexer in enumerate(types) if (indexer == "full") != computes[layer]]
+    if differ:
         report.error(
             "config.indexer_schedule",
-            f"layers {wrong[:8]} are 'shared' in indexer_types, but index_topk_freq and index_skip_topk_offset (or "
-            "index_topk_pattern) let them compute: their indexers would stay uninitialised",
-            file=CONFIG,
-            fix="restore index_topk_freq and index_skip_topk_offset from the source's config.json",
-        )
-    skipped = [i for i, indexer in enumerate(types) if indexer == "full" and not computes[i]]
-    if skipped:
-        report.error(
-            "config.indexer_schedule",
-            f"layers {skipped[:8]} are 'full' in indexer_types, but by {schedule_keys(dict(raw))} they skip their own "
-            "indexer: vLLM reads these keys",
+            f"layers {differ[:8]} have or skip an indexer by indexer_types, but not by "
+            f"{schedule_keys(dict(raw)) or 'the absent index_topk_freq'}, which vLLM reads: their indexers would stay "
+            "uninitialised",
             file=CONFIG,
             fix="restore indexer_types, index_topk_freq and index_skip_topk_offset from the source's config.json",
         )

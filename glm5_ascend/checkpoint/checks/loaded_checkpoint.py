@@ -72,11 +72,9 @@ class LoadedCheckpoint:
         return self.shards[self.file_of[name]].read(self.entries[name].name)
 
     def span(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements `start` to `stop` of the tensor, flat."""
         return self.shards[self.file_of[name]].read_span(self.entries[name], start, stop)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows `start` to `stop` of a matrix in its stored dtype."""
         columns = self.entries[name].shape[1]
         return self.span(name, start * columns, stop * columns).reshape(-1, columns)
 

@@ -96,7 +96,6 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command."""
         return EXIT_OK if self.ok else EXIT_CHECK_FAILED
 
     def error(self, id: str, message: str, *, tensor: str | None = None, file: str | None = None, fix: str) -> None:

@@ -9,7 +9,7 @@ from glm5_ascend.checkpoint.checks.text_files import check_text_files
 from glm5_ascend.checkpoint.names import FOREIGN_PARTS
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import CheckpointError
-from glm5_ascend.model.config_json import served_config
+from glm5_ascend.model.config_file import served_config
 
 #: Ends of the names of tensors that public checkpoints carry and that are no weights: buffers computed from
 #: config.json; scales of an FP8 engine's activations and caches.

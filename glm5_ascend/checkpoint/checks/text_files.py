@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.checks.chat_template import LEGACY, TEMPLATE, check_template
+from glm5_ascend.checkpoint.checks.chat_template import TEMPLATE, check_template
 from glm5_ascend.checkpoint.checks.config_keys import bad_ids
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
 from glm5_ascend.checkpoint.checks.report import Report
@@ -106,7 +106,7 @@ def _generation_problems(checkpoint: LoadedCheckpoint, generation: dict[str, Any
 
 def compare_text_files(checkpoint: LoadedCheckpoint, source: Path, report: Report) -> None:
     """A tokenizer that is sound but another one gives fluent nonsense: it must be the source's."""
-    for name in (TOKENIZER, SETTINGS, *_TOKENS, LEGACY, _GENERATION, *checkpoint.config.spec.processor_files):
+    for name in (TOKENIZER, SETTINGS, *_TOKENS, _GENERATION, *checkpoint.config.spec.processor_files):
         _compare_json(checkpoint, source, name, report)
     paths = (*source.iterdir(), *checkpoint.directory.iterdir())
     for name in sorted({path.name for path in paths if path.name.endswith(_BYTES)}):

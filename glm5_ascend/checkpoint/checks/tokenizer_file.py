@@ -22,9 +22,6 @@ _MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 #: A space as the first character of a word in byte-level vocabularies.
 _BYTE_LEVEL_SPACE = "\u0120"
-#: Share of a vocabulary's longer tokens that no merge may make before merges are missing. None in tokenizers trained
-#: as a whole; a few where one was put together from others. Half of the merges of a trained one: half.
-_UNREACHABLE = 0.1
 
 
 def check_ids(checkpoint: LoadedCheckpoint, tokenizer: dict[str, Any], report: Report) -> dict[str, int] | None:
@@ -57,7 +54,7 @@ def _ids(tokenizer: dict[str, Any], size: int) -> tuple[str | None, dict[str, in
     elif len(set(vocabulary.values())) < len(vocabulary):
         problem = "two tokens have one id"
     if problem is None:
-        problem = _merges(model, vocabulary, added) or _byte_level(tokenizer, vocabulary)
+        problem = _byte_level(tokenizer, vocabulary)
     return problem, None if problem else vocabulary | added
 
 
@@ -77,37 +74,6 @@ def _added(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> tuple[str |
     if len({repr(id) for id in added.values()}) < len(added):
         return "two added tokens have one id", added
     return None, added
-
-
-def _merges(model: dict[str, Any], vocabulary: dict[str, Any], added: dict[str, Any]) -> str | None:
-    """Check merges: one of unknown tokens stops the library; without its merge a token is never produced."""
-    if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
-        return None
-    merged, merges = set(), model.get("merges") or []
-    if not isinstance(merges, list):
-        return f"merges is {merges!r:.40}, no list"
-    for merge in merges:
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(half, str) for half in parts):
-            return f"{merge!r:.60} is no merge of two tokens"
-        whole = "".join(parts)
-        if not {*parts, whole} <= vocabulary.keys():
-            return f"merges {parts!r:.60}, which are not all in the vocabulary: no library loads it"
-        merged.add(whole)
-    if model.get("ignore_merges"):
-        return None
-    # Markers that are not listed as added tokens are written in brackets; no text is meant to become one.
-    longer = [
-        token
-        for token in vocabulary
-        if len(token) > 1 and token not in added and (token[0] + token[-1]) not in ("<>", "[]")
-    ]
-    lost = [token for token in longer if token not in merged]
-    if len(lost) > _UNREACHABLE * len(longer):
-        return (
-            f"{len(lost)} of {len(longer)} longer tokens are made by no merge, e.g. {lost[0]!r:.40}: merges are missing"
-        )
-    return None
 
 
 def _byte_level(tokenizer: dict[str, Any], vocabulary: dict[str, Any]) -> str | None:

@@ -26,8 +26,7 @@ from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer, Tensors
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
-from glm5_ascend.model.config_file import parse_config, read_config
-from glm5_ascend.model.config_json import served_config
+from glm5_ascend.model.config_file import parse_config, read_config, served_config
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.model.weights import fp32_linear
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from glm5_ascend.checkpoint.packing import unpack_int4
+from glm5_ascend.checkpoint.schemes import unpack_int4
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.packing import unpack_int4
+from glm5_ascend.checkpoint.schemes import unpack_int4
 from glm5_ascend.quantize.methods.method import INT4_MAX, INT8_MAX, LARGEST, Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.rounding import ActivationRange, quantize_linear, static_input

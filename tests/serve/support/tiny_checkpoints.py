@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.packing import scale_bias
+from glm5_ascend.checkpoint.schemes import scale_bias
 from tests.support.tiny_model import write_tokenizer
 from tests.verify.support.integers import pack
 
