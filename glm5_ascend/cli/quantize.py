@@ -25,7 +25,7 @@ def run(options: QuantizeOptions, output: Output) -> int:
     if report.prediction is not None and not output.quiet:
         show_prediction(report.prediction)
     if report.result is not None and not output.quiet:
-        show_result(report.result)
+        show_result(report.job, report.result)
     if output.json:
         frame = json_frame("quantize", problem.exit_code if problem else 0)
         if problem is not None:
@@ -34,5 +34,5 @@ def run(options: QuantizeOptions, output: Output) -> int:
     elif problem is not None:
         raise problem
     elif output.quiet and report.result is not None:
-        print(report.result.out)
+        print(report.job.out)
     return problem.exit_code if problem else 0

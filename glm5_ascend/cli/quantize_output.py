@@ -38,12 +38,12 @@ def show_prediction(prediction: RunPrediction) -> None:
     )
 
 
-def show_result(result: QuantizeResult) -> None:
+def show_result(job: PreparedJob, result: QuantizeResult) -> None:
     cold = sum(len(report.cold_experts) for report in result.layers)
     console.print(
-        f"wrote {result.out}: {format_bytes(result.source_bytes)} -> {format_bytes(result.output_bytes)} "
+        f"wrote {job.out}: {format_bytes(job.source.files.nbytes)} -> {format_bytes(job.plan.output_bytes)} "
         f"in {result.seconds:.1f} s, "
-        f"peak memory {format_bytes(result.peak_rss_bytes)}, {result.calibration_tokens} calibration tokens",
+        f"peak memory {format_bytes(result.peak_rss_bytes)}, {job.calibration_tokens} calibration tokens",
         soft_wrap=True,
     )
     if cold:
@@ -52,4 +52,4 @@ def show_result(result: QuantizeResult) -> None:
             "more calibration text helps (--calib, --samples)",
             soft_wrap=True,
         )
-    console.print(f"next: glm5-ascend verify {shell_word(str(result.out))}", soft_wrap=True)
+    console.print(f"next: glm5-ascend verify {shell_word(str(job.out))}", soft_wrap=True)

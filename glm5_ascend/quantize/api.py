@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
@@ -21,36 +21,32 @@ class QuantizeReport:
     """Plan and result of a quantization.
 
     Attributes:
-        recipe: its id. output_bytes: of all tensors.
-        plan: rows (kind of module, type, number of modules, bytes).
-        notes, warnings: what the user should know about this job; warnings name input that has no effect.
         prediction: of a dry run. result: of a run.
         problem: why the run would fail; set by a dry run only, a run raises it.
     """
 
-    recipe: str
-    output_bytes: int
-    plan: list[tuple[str, str, int, int]]
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    job: PreparedJob
     prediction: RunPrediction | None = None
     result: QuantizeResult | None = None
     problem: Glm5Error | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Data of `--json`, without its frame."""
-        rows = [
-            {"modules": modules, "type": scheme, "count": n, "bytes": nbytes}
-            for modules, scheme, n, nbytes in self.plan
-        ]
+        job, plan = self.job, self.job.plan
         value: dict[str, Any] = {
-            "dry_run": self.result is None, "recipe": self.recipe, "output_bytes": self.output_bytes, "plan": rows,
-            "notes": self.notes, "warnings": self.warnings,
+            "dry_run": self.result is None, "recipe": plan.recipe.metadata.config_id, "output_bytes": plan.output_bytes,
+            "plan": [dict(zip(("modules", "type", "count", "bytes"), row, strict=True)) for row in plan.summary()],
+            "notes": job.notes, "warnings": job.warnings,
         }  # fmt: skip
         if self.prediction is not None:
             value["prediction"] = asdict(self.prediction)
         if self.result is not None:
-            value |= self.result.to_dict()
+            value |= {
+                "out": str(job.out), "seconds": round(self.result.seconds, 2),
+                "peak_rss_bytes": self.result.peak_rss_bytes, "source_bytes": job.source.files.nbytes,
+                "calibration_tokens": job.calibration_tokens,
+                "layers": [layer.to_dict() for layer in self.result.layers],
+            }  # fmt: skip
         return value
 
 
@@ -72,8 +68,7 @@ def run_quantization(
     job = prepare(options)
     if on_plan is not None:
         on_plan(job)
-    plan = job.plan
-    report = QuantizeReport(plan.recipe.metadata.config_id, plan.output_bytes, plan.summary(), job.notes, job.warnings)
+    report = QuantizeReport(job)
     if options.dry_run:
         report.prediction = predict(job)
         try:

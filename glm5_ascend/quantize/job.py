@@ -53,6 +53,10 @@ class PreparedJob:
     notes: list[str]
     warnings: list[str]
 
+    @property
+    def calibration_tokens(self) -> int:
+        return 0 if self.calibration is None else self.calibration.tokens
+
 
 def prepare(options: QuantizeOptions) -> PreparedJob:
     """Check source, recipe, plan, calibration text and output directory.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import resource
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -44,25 +43,11 @@ from glm5_ascend.quantize.run.store import QuantizedLayer, Store
 from glm5_ascend.quantize.run.whole_model import write_tensors
 
 
-@dataclass
+@dataclass(frozen=True)
 class QuantizeResult:
-    out: Path
-    output_bytes: int
-    source_bytes: int
     seconds: float
     peak_rss_bytes: int
-    calibration_tokens: int
-    layers: list[QuantizedLayer] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "out": str(self.out),
-            "seconds": round(self.seconds, 2),
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "source_bytes": self.source_bytes,
-            "calibration_tokens": self.calibration_tokens,
-            "layers": [layer.to_dict() for layer in self.layers],
-        }
+    layers: list[QuantizedLayer]
 
 
 def quantize(job: PreparedJob, progress: Progress = silent) -> QuantizeResult:
@@ -80,15 +65,7 @@ def quantize(job: PreparedJob, progress: Progress = silent) -> QuantizeResult:
         layers = _work(job, run_dir, progress)
         check_output(job.source.directory, job.out, job.overwrite)  # somebody may have put files there meanwhile
         publish(run_dir / CHECKPOINT, job.out)
-    return QuantizeResult(
-        out=job.out,
-        output_bytes=job.plan.output_bytes,
-        source_bytes=job.source.files.nbytes,
-        seconds=time.monotonic() - began,
-        peak_rss_bytes=_peak_rss(),
-        calibration_tokens=job.calibration.tokens if job.calibration else 0,
-        layers=layers,
-    )
+    return QuantizeResult(time.monotonic() - began, _peak_rss(), layers)
 
 
 def _peak_rss() -> int:
