@@ -12,14 +12,6 @@ from glm5_ascend.model.config import ModelConfig
 
 #: The model without its head's class around it.
 _WITHOUT_HEAD = (r"^(?=layers\.|embed_tokens\.|norm\.)", "model.")
-#: Ends of names in formats of other quantizers -> the format.
-FOREIGN_PARTS = {
-    ".qweight": "AWQ or GPTQ", ".qzeros": "AWQ or GPTQ", ".weight_packed": "compressed-tensors (llm-compressor)",
-    ".weight_scale_2": "NVFP4 by NVIDIA ModelOpt", ".weight_global_scale": "NVFP4 by compressed-tensors",
-    ".trellis": "EXL3 (ExLlamaV3)", ".scales": "MLX", ".absmax": "bitsandbytes", "_blocks": "MXFP4",
-    ".lora_A.weight": "a LoRA adapter that was not merged", ".lora_A.default.weight":
-    "a LoRA adapter that was not merged",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,11 +93,3 @@ def _fused_parameters(
             part_shape = (shape[0] // len(names), *shape[1:])
             for index, name in enumerate(names):
                 yield prefix + name, TensorView(stored, index * math.prod(part_shape), part_shape)
-
-
-def foreign_part(module: str, entries: Mapping[str, TensorEntry]) -> tuple[str, str] | None:
-    """(stored name, format) of a tensor of `module` that belongs to another quantizer's format."""
-    for end, by in FOREIGN_PARTS.items():
-        if module + end in entries:
-            return module + end, by
-    return None

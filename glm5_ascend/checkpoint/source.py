@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.names import StoredNames, TensorView, find_weights, foreign_part
+from glm5_ascend.checkpoint.names import StoredNames, TensorView, find_weights
 from glm5_ascend.checkpoint.nonsense import nonsense_in
 from glm5_ascend.checkpoint.shards import TensorEntry, dtype_name
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
@@ -151,9 +151,11 @@ class _SourceChecks:
             entry = self.files.entries[view.stored]
             where = f"{self.directory / self.files.file_of[view.stored]}: {view.stored}"
             if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
-                by = self._by(view.stored.removesuffix(".weight"))
+                described = (self.directory / DESCRIPTION_NAME).exists()
                 raise CheckpointError(
-                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized{by}", ORIGINAL
+                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized"
+                    + f", with its types in {DESCRIPTION_NAME}" * described,
+                    ORIGINAL,
                 )
             if view.shape != weight.shape(size):
                 raise CheckpointError(
@@ -162,12 +164,6 @@ class _SourceChecks:
                 )
             if entry.dtype is torch.float8_e4m3fn:
                 self._check_scale(view, where)
-
-    def _by(self, module: str) -> str:
-        if (self.directory / DESCRIPTION_NAME).exists():
-            return f", with its types in {DESCRIPTION_NAME}"
-        foreign = foreign_part(module, self.files.entries)
-        return f": {foreign[1]} ({foreign[0]})" if foreign else f", and no {DESCRIPTION_NAME} says how"
 
     def _check_expert_counts(self) -> None:
         """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
@@ -215,12 +211,6 @@ class _SourceChecks:
             )
 
     def _missing(self, name: str) -> CheckpointError:
-        module, spec = name.removesuffix(".weight"), self.config.spec
-        if foreign := foreign_part(module, self.files.entries):
-            return CheckpointError(
-                f"{self.directory}: tensor {name} is missing, {foreign[0]} is there: quantized already: {foreign[1]}",
-                ORIGINAL,
-            )
         for file, shard in self.files.unlisted().items():
             if name in shard.entries:
                 return CheckpointError(
@@ -230,8 +220,8 @@ class _SourceChecks:
         for prefix in self.config.mtp_prefixes:
             if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
                 return CheckpointError(
-                    f"{message}, with all of MTP layer {spec.layer_of(name)}: transformers drops it when it saves a "
-                    "model",
+                    f"{message}, with all of MTP layer {self.config.spec.layer_of(name)}: transformers drops it when "
+                    "it saves a model",
                     "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
                 )
         return CheckpointError(message, "config.json and weights of different models? Else download them again")

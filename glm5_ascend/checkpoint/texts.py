@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from glm5_ascend.checkpoint.chats import SHAPES, chat, plain_text, tools
 from glm5_ascend.checkpoint.records import opened, read_records
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
-from glm5_ascend.errors import CheckpointError, TextError
+from glm5_ascend.errors import CheckpointError, Glm5Error, TextError
 
 #: Characters that are tokenized at once: the tokenizer needs some 1300 bytes for each.
 PIECE = 64 * 1024
 _BEHIND_LINE = re.compile(r"(?<=\n)(?=\S)")
 _BEFORE_WORD = re.compile(r"(?<=\w)(?= \w)")
+#: Markers of a beginning. Those of turns have bars: <|user|>, <|im_start|>.
+_MARKER = re.compile(r"\s*(\[\w+\]|<\w+>)")
 
 
 class Piece(NamedTuple):
@@ -114,6 +116,22 @@ def _cut(text: str, start: int) -> int:
         if cuts:
             return start + PIECE // 2 + cuts[-1]
     return start + PIECE
+
+
+def opening(tokenizer: SourceTokenizer) -> tuple[str, list[int]]:
+    """Text and token ids of the markers that the chat template begins every prompt with: `[gMASK]<sop>` for GLM.
+
+    Without them a model does worse than its weights can: attention keeps much of its mass on them. "" and [] where
+    there is no template, or one that begins otherwise.
+    """
+    try:
+        prompt = tokenizer.render([{"role": "user", "content": "a"}], None)
+    except Glm5Error:
+        return "", []
+    text, ids, end = "", list[int](), 0
+    while (marker := _MARKER.match(prompt, end)) and len(token := tokenizer.encode(marker[1])) == 1:
+        text, ids, end = text + marker[1], [*ids, *token], marker.end()
+    return text, ids
 
 
 def check_vocabulary(source: Path, largest: int, vocab_size: int) -> None:

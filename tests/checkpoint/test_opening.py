@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.checkpoint.opening import opening
-from glm5_ascend.checkpoint.texts import Packer, Piece
+from glm5_ascend.checkpoint.texts import Packer, Piece, opening
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.quantize.calibration.dataset import load_calibration
@@ -28,7 +27,7 @@ REST = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
         (f"[gMASK]<sop><|user|>{REST}", "[gMASK]<sop>"),
         (REST, ""),
         (f"{{% if tools %}}[gMASK]<sop>{{% endif %}}{REST}", ""),
-        (f"{{{{ bos }}}}[gMASK]{REST}", ""),
+        (f"{{{{ bos }}}}[gMASK]{REST}", "[gMASK]"),
         (f"[INST]{REST}", ""),  # no token of this tokenizer
         ("{% for", ""),
         ("", ""),
@@ -42,9 +41,9 @@ def test_what_a_template_begins_with(template: str, expected: str, tmp_path: Pat
     assert (text, ids) == (expected, tokenizer.encode(expected))
     (tmp_path / "chat_template.jinja").unlink()
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert opening(tokenizer) == ("", [])
+    assert opening(SourceTokenizer(tmp_path)) == ("", [])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    assert opening(tokenizer)[0] == expected
+    assert opening(SourceTokenizer(tmp_path))[0] == expected
 
 
 def packed(pieces: list[Piece]) -> tuple[list[list[int]], list[int]]:

@@ -123,28 +123,13 @@ def test_a_folder_in_our_format_keeps_its_findings(tiny_w4a8: Path, editable: Co
     assert done.returncode == 1 and "hf_quant_config.json" in done.stdout
 
 
-def packed(tensors: dict[str, torch.Tensor], suffix: str, extra: str) -> None:
-    for name in [name for name in tensors if ".experts." in name]:
-        module, weight = name.removesuffix(".weight"), tensors.pop(name)
-        tensors[module + suffix] = torch.zeros(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8)
-        tensors[module + extra] = torch.ones(1)
-
-
-@pytest.mark.parametrize(
-    ("suffix", "extra", "words"),
-    [
-        (".weight", ".weight_scale_2", "stored as uint8: already quantized: NVFP4"),
-        (".weight", ".unknown", "stored as uint8: already quantized, and no quant_model_description"),
-        (".weight_packed", ".weight_scale", "weight_packed is there: quantized already: compressed-tensors"),
-        (".qweight", ".qzeros", "qweight is there: quantized already: AWQ or GPTQ"),
-        (".trellis", ".suh", "trellis is there: quantized already: EXL3"),
-    ],
-)
-def test_stored_dtypes_and_names_are_asked_before_shapes(suffix: str, extra: str, words: str, tmp_path: Path) -> None:
-    """A config.json from which the quantization was removed."""
+def test_weights_of_another_quantizer(tmp_path: Path) -> None:
+    """A config.json from which the quantization was removed: the dtype is asked before the shape."""
     write_tiny_model(tmp_path / "model", index=False)
     with edited_tensors(tmp_path / "model") as tensors:
-        packed(tensors, suffix, extra)
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[name] = torch.zeros(tensors[name].shape[0], tensors[name].shape[1] // 2, dtype=torch.uint8)
+    words = "stored as uint8: already quantized"
     with pytest.raises(Glm5Error) as caught:
         open_source(tmp_path / "model")
     assert words in caught.value.message and "bf16" in caught.value.tip

@@ -8,7 +8,7 @@ tokenizer_config.json; without either, engines refuse chats and answer completio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
@@ -81,7 +81,7 @@ def _problem(text: object) -> str | None:
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         return f"larger than {MAX_BYTES // 1024} KiB"
     try:
-        template_parser()(text)
+        _parse(text)
     except RecursionError:
         return "not valid jinja: nested too deeply"
     except Exception as error:  # TemplateSyntaxError, and what its lexer lets through
@@ -90,8 +90,8 @@ def _problem(text: object) -> str | None:
     return None
 
 
-def template_parser() -> Callable[[str], nodes.Template]:
-    """A parser of the jinja that transformers renders: loop controls, and its `generation` blocks."""
+def _parse(text: str) -> None:
+    """Parse the jinja that transformers renders: with loop controls, and its `generation` blocks."""
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -109,7 +109,7 @@ def template_parser() -> Callable[[str], nodes.Template]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    return environment.parse
+    environment.parse(text)
 
 
 def _check_markers(file: str, text: str, ids: dict[str, int], report: Report) -> None:

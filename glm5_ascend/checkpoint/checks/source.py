@@ -6,7 +6,6 @@ from glm5_ascend.checkpoint.checks.config_keys import CONFIG, check_config
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, check_stated_dtype
 from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.checks.text_files import check_text_files
-from glm5_ascend.checkpoint.names import FOREIGN_PARTS
 from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import served_config
@@ -33,13 +32,9 @@ def check_source(source: Source) -> None:
     )
     if unknown:
         shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
-        by = next((by for name in unknown for end, by in FOREIGN_PARTS.items() if name.endswith(end)), "")
         raise CheckpointError(
-            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {shown:.300}"
-            + (f" ({by})" if by else ""),
-            "merge the adapter first (PEFT: merge_and_unload)"
-            if "LoRA" in by
-            else "they would be lost: correct config.json, or download the checkpoint again",
+            f"{source.directory}: {len(unknown)} tensors are of no module that config.json describes: {shown:.300}",
+            "they would be lost: correct config.json, merge the adapter (PEFT: merge_and_unload), or download again",
         )
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.checkpoint.opening import opening
-from glm5_ascend.checkpoint.texts import Packer, Piece, check_vocabulary, encoded_pieces
+from glm5_ascend.checkpoint.texts import Packer, Piece, check_vocabulary, encoded_pieces, opening
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.python_docs import documents
