@@ -8,10 +8,8 @@ from glm5_ascend.files.untrusted import parse_json
 
 #: Pairs of keys of one question and its answer.
 _PAIRS = (
-    ("prompt", "completion"), ("prompt", "response"), ("prompt", "chosen"), ("prompt", "answer"), ("prompt", "output"),
-    ("question", "answer"), ("question", "response"), ("question", "output"), ("query", "response"),
-    ("query", "answer"),
-    ("problem", "solution"), ("input", "output"),
+    ("prompt", "completion"), ("prompt", "response"), ("prompt", "chosen"), ("question", "answer"),
+    ("query", "response"), ("problem", "solution"), ("input", "output"),
 )  # fmt: skip
 _CONVERSATIONS = ("messages", "conversations", "conversation", "chat")
 _ROLES = {

@@ -111,7 +111,8 @@ class CheckpointDir:
         return name in self.file_of
 
     def read(self, name: str) -> torch.Tensor:
-        return self._shard(name).read(self.entries[name].name)
+        entry = self._entry(name)
+        return self.shards[self.file_of[name]].read(entry.name)
 
     def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Rows `start` to `stop` of a tensor in its stored dtype; nothing else of it is read."""
@@ -121,7 +122,8 @@ class CheckpointDir:
 
     def read_span(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of a tensor's flat data in its stored dtype."""
-        return self._shard(name).read_span(self._entry(name), start, stop)
+        entry = self._entry(name)
+        return self.shards[self.file_of[name]].read_span(entry, start, stop)
 
     def read_ahead(self, name: str) -> int:
         """Ask the system to read a tensor into its cache meanwhile; returns its bytes, 0 if there is none."""
@@ -133,10 +135,6 @@ class CheckpointDir:
         return self._entry(name).shape
 
     def _entry(self, name: str) -> TensorEntry:
-        self._shard(name)
-        return self.entries[name]
-
-    def _shard(self, name: str) -> Shard:
-        if name not in self.file_of:
+        if name not in self:
             raise CheckpointError(f"{self.directory}: no tensor {name}", "the checkpoint is incomplete: copy it again")
-        return self.shards[self.file_of[name]]
+        return self.entries[name]

@@ -63,8 +63,7 @@ def opened(path: Path) -> Iterator[tuple[str, TextIO]]:
 
 def _kind(path: Path, head: bytes) -> str:
     name = Path(path.stem) if path.suffix.lower() == ".gz" else path
-    suffix = name.suffix.lower()
-    ending = _SAME.get(suffix, suffix)
+    ending = _SAME.get(name.suffix.lower(), name.suffix.lower())
     if head.startswith(b"PAR1") or ending == ".parquet":
         return ".parquet"
     for magic, (what, fix) in _MAGIC.items():

@@ -129,102 +129,99 @@ def open_source(directory: Path) -> Source:
     complete = files.entries.keys() >= mtp - copies
     unlisted = [] if complete else files.add_unlisted(config.mtp_prefixes)
     source = Source(directory, raw, config, files, find_weights(config, files.entries), unlisted)
-    _SourceChecks(source).run()
+    _check_headers(source)
     return source
 
 
-class _SourceChecks:
-    """Compares the headers of a source with what config.json describes."""
-
-    def __init__(self, source: Source) -> None:
-        self.directory, self.config = source.directory, source.config
-        self.files, self.names = source.files, source.names
-
-    def run(self) -> None:
-        self._check_expert_counts()
-        size = self.config.sizes
-        for prefix, weight in self.config.all_weights():
-            name = prefix + weight.tensor_name
-            view = self.names.weights.get(name)
-            if view is None:
-                raise self._missing(name)
-            entry = self.files.entries[view.stored]
-            where = f"{self.directory / self.files.file_of[view.stored]}: {view.stored}"
-            if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
-                described = (self.directory / DESCRIPTION_NAME).exists()
-                raise CheckpointError(
-                    f"{where} is stored as {dtype_name(entry.dtype)}: already quantized"
-                    + f", with its types in {DESCRIPTION_NAME}" * described,
-                    ORIGINAL,
-                )
-            if view.shape != weight.shape(size):
-                raise CheckpointError(
-                    f"{where} has shape {list(view.shape)}, config.json says {list(weight.shape(size))}",
-                    "config.json and weights belong to different models",
-                )
-            if entry.dtype is torch.float8_e4m3fn:
-                self._check_scale(view, where)
-
-    def _check_expert_counts(self) -> None:
-        """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
-        spec, expected = self.config.spec, self.config.n_routed_experts
-        counts = {}
-        for layer in range(self.config.num_layers_with_mtp):
-            view = self.names.weights.get(f"{spec.layer_prefix(layer)}{spec.router}.weight")
-            if self.config.is_moe(layer) and view is not None:
-                counts[layer] = view.shape[0]
-        others = sorted(layer for layer, count in counts.items() if count != expected)
-        if not others:
-            return
-        config, layer = self.directory / "config.json", others[0]
-        if len(set(counts.values())) == 1:
+def _check_headers(source: Source) -> None:
+    """Compare the headers of a source with what config.json describes."""
+    _check_expert_counts(source)
+    size = source.config.sizes
+    for prefix, weight in source.config.all_weights():
+        name = prefix + weight.tensor_name
+        view = source.names.weights.get(name)
+        if view is None:
+            raise _missing(source, name)
+        entry = source.files.entries[view.stored]
+        where = f"{source.directory / source.files.file_of[view.stored]}: {view.stored}"
+        if entry.dtype not in (*_FLOATS, torch.float8_e4m3fn):  # before its shape: packed integers have another
+            described = (source.directory / DESCRIPTION_NAME).exists()
             raise CheckpointError(
-                f"{config}: n_routed_experts is {expected}, but every layer has {counts[layer]}",
-                f"a pruned model (REAP)? Then write n_routed_experts: {counts[layer]}",
+                f"{where} is stored as {dtype_name(entry.dtype)}: already quantized"
+                + f", with its types in {DESCRIPTION_NAME}" * described,
+                ORIGINAL,
             )
+        if view.shape != weight.shape(size):
+            raise CheckpointError(
+                f"{where} has shape {list(view.shape)}, config.json says {list(weight.shape(size))}",
+                "config.json and weights belong to different models",
+            )
+        if entry.dtype is torch.float8_e4m3fn:
+            _check_scale(source, view, where)
+
+
+def _check_expert_counts(source: Source) -> None:
+    """Pruned models (REAP) keep fewer experts: in all layers, and config.json says so, or no engine runs them."""
+    spec, expected = source.config.spec, source.config.n_routed_experts
+    counts = {}
+    for layer in range(source.config.num_layers_with_mtp):
+        view = source.names.weights.get(f"{spec.layer_prefix(layer)}{spec.router}.weight")
+        if source.config.is_moe(layer) and view is not None:
+            counts[layer] = view.shape[0]
+    others = sorted(layer for layer, count in counts.items() if count != expected)
+    if not others:
+        return
+    config, layer = source.directory / "config.json", others[0]
+    if len(set(counts.values())) == 1:
         raise CheckpointError(
-            f"{self.directory}: layer {layer} has {counts[layer]} experts, config.json says n_routed_experts "
-            f"{expected} for all layers ({len(others)} of {len(counts)} differ): pruned unequally (REAP)?",
-            "engines run layers with one number of experts only: prune all alike, or take the original",
+            f"{config}: n_routed_experts is {expected}, but every layer has {counts[layer]}",
+            f"a pruned model (REAP)? Then write n_routed_experts: {counts[layer]}",
+        )
+    raise CheckpointError(
+        f"{source.directory}: layer {layer} has {counts[layer]} experts, config.json says n_routed_experts "
+        f"{expected} for all layers ({len(others)} of {len(counts)} differ): pruned unequally (REAP)?",
+        "engines run layers with one number of experts only: prune all alike, or take the original",
+    )
+
+
+def _check_scale(source: Source, view: TensorView, where: str) -> None:
+    """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
+    name = _scale_name(source.files, view.stored)
+    if name is None:
+        raise CheckpointError(f"{where} is FP8 but {view.stored}_scale_inv is missing", _AGAIN)
+    scale, rows = source.files.entries[name], view.shape[0]
+    expected: list[tuple[int, ...]] = [(-(-rows // FP8_BLOCK), -(-math.prod(view.shape[1:]) // FP8_BLOCK))]
+    block = (source.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
+    if name.endswith("_scale"):
+        expected += [(), (1,), (rows,), (rows, 1)]
+    if scale.shape not in expected or block != [FP8_BLOCK, FP8_BLOCK]:
+        raise CheckpointError(
+            f"{where}{name.removeprefix(view.stored)} has shape {list(scale.shape)} for blocks of "
+            f"{shown(block)}, blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected[0])}",
+            ORIGINAL,
+        )
+    if scale.dtype not in _FLOATS:
+        raise CheckpointError(
+            f"{where}{name.removeprefix(view.stored)} is stored as {dtype_name(scale.dtype)}, not as a float",
+            ORIGINAL,
         )
 
-    def _check_scale(self, view: TensorView, where: str) -> None:
-        """Check the scale of an FP8 weight by its header now: a quantization would notice hours later, or never."""
-        name = _scale_name(self.files, view.stored)
-        if name is None:
-            raise CheckpointError(f"{where} is FP8 but {view.stored}_scale_inv is missing", _AGAIN)
-        scale, rows = self.files.entries[name], view.shape[0]
-        expected: list[tuple[int, ...]] = [(-(-rows // FP8_BLOCK), -(-math.prod(view.shape[1:]) // FP8_BLOCK))]
-        block = (self.config.quantization_config or {}).get("weight_block_size") or [FP8_BLOCK, FP8_BLOCK]
-        if name.endswith("_scale"):
-            expected += [(), (1,), (rows,), (rows, 1)]
-        if scale.shape not in expected or block != [FP8_BLOCK, FP8_BLOCK]:
-            raise CheckpointError(
-                f"{where}{name.removeprefix(view.stored)} has shape {list(scale.shape)} for blocks of "
-                f"{shown(block)}, blocks of {FP8_BLOCK} x {FP8_BLOCK} have {list(expected[0])}",
-                ORIGINAL,
-            )
-        if scale.dtype not in _FLOATS:
-            raise CheckpointError(
-                f"{where}{name.removeprefix(view.stored)} is stored as {dtype_name(scale.dtype)}, not as a float",
-                ORIGINAL,
-            )
 
-    def _missing(self, name: str) -> CheckpointError:
-        for file, shard in self.files.unlisted().items():
-            if name in shard.entries:
-                return CheckpointError(
-                    f"{self.directory / file}: holds {name}, but the index does not list it", "download the index again"
-                )
-        message = f"{self.directory}: tensor {name} is missing"
-        for prefix in self.config.mtp_prefixes:
-            if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in self.files.entries):
-                return CheckpointError(
-                    f"{message}, with all of MTP layer {self.config.spec.layer_of(name)}: transformers drops it when "
-                    "it saves a model",
-                    "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
-                )
-        return CheckpointError(message, "config.json and weights of different models? Else download them again")
+def _missing(source: Source, name: str) -> CheckpointError:
+    for file, shard in source.files.unlisted().items():
+        if name in shard.entries:
+            return CheckpointError(
+                f"{source.directory / file}: holds {name}, but the index does not list it", "download the index again"
+            )
+    message = f"{source.directory}: tensor {name} is missing"
+    for prefix in source.config.mtp_prefixes:
+        if name.startswith(prefix) and not any(entry.startswith(prefix) for entry in source.files.entries):
+            return CheckpointError(
+                f"{message}, with all of MTP layer {source.config.spec.layer_of(name)}: transformers drops it when "
+                "it saves a model",
+                "copy its tensors from the original, or set num_nextn_predict_layers to 0 in config.json: no MTP",
+            )
+    return CheckpointError(message, "config.json and weights of different models? Else download them again")
 
 
 def _scale_name(files: CheckpointDir, stored: str) -> str | None:

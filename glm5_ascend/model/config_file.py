@@ -28,8 +28,6 @@ _FP8 = ("fp8", "fbgemm_fp8")
 _MODELOPT = "hf_quant_config.json"
 _GGUF = "GGUF, the format of llama.cpp"
 _PICKLES = "pickles, which can run code and are never opened"
-
-
 #: What a GLM-5 may be named besides, and the way out.
 _OTHER_NAMES = {
     "deepseek_v32": "is it a GLM-5 whose config.json was patched for an engine without glm_moe_dsa? Then restore the "
