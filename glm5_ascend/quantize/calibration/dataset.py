@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -39,35 +38,16 @@ def default_calibration_file() -> Path:
 
 def calibration_text(recipe: Recipe, calib: StrPath | None) -> tuple[Path, str]:
     """The file `calib`, else that of the recipe, and a note for the user or ""."""
-    path, note = (Path(calib), "") if calib is not None else find_dataset(recipe.spec.dataset, recipe.is_stock)
+    name = recipe.spec.dataset
+    path, note = Path(name if calib is None else calib), ""
+    if calib is None and name == "default":
+        path = default_calibration_file()
+    elif calib is None and recipe.is_stock and not path.is_file():
+        path = default_calibration_file()
+        note = f"dataset {name} comes with msmodelslim: the bundled texts are used, or give it with --calib"
     if not path.is_file():
         raise RecipeError(f"{path}: no such calibration file", "give one with --calib, or set dataset: default")
     return path, note
-
-
-def find_dataset(name: str, stock: bool = False) -> tuple[Path, str]:
-    """The file of a recipe's `dataset`, and a note for the user or "".
-
-    Args:
-        name: "default", a path, or in a recipe of msModelSlim (`stock`) a file of an installed msmodelslim; without
-            that package the bundled texts are used.
-    """
-    bundled = default_calibration_file()
-    if name == "default":
-        return bundled, ""
-    if not stock or Path(name).is_file():
-        return Path(name), ""
-    if (path := _msmodelslim_file(name)) is not None:
-        return path, ""
-    return bundled, f"dataset {name} comes with msmodelslim, which is not installed: the bundled texts are used"
-
-
-def _msmodelslim_file(name: str) -> Path | None:
-    package = importlib.util.find_spec("msmodelslim")  # not imported: that would patch torch
-    for folder in (package.submodule_search_locations or []) if package is not None else []:
-        if (Path(folder) / "lab_calib" / name).is_file():
-            return Path(folder) / "lab_calib" / name
-    return None
 
 
 def load_calibration(path: Path, source: Path, vocab_size: int, samples: int, seq_len: int) -> CalibrationSet:
