@@ -133,7 +133,7 @@ def quantized_by_peer(source: Path, out: Path, recipe: str, python: Path, **text
     assert job.calibration is not None
     with tempfile.TemporaryDirectory() as name:
         sequences, config = Path(name) / "texts.json", Path(name) / "recipe.yaml"
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         sequences.write_text(json.dumps([tokenizer.decode(ids) for ids in job.calibration.sequences]))
         config.write_text(peer_recipe(job.plan.recipe, job.source.config, sequences))
         words = [python.absolute(), PEER, "quant", "--model_path", source, "--save_path", out, "--device", "cpu"]

@@ -92,9 +92,8 @@ def check_settings(
     checkpoint: LoadedCheckpoint, settings: dict[str, Any], ids: dict[str, int] | None, report: Report
 ) -> None:
     """Findings about tokenizer_config.json; `ids` are those of tokenizer.json, None if that is broken."""
-    for problem in _setting_problems(checkpoint, settings, ids):
+    if problem := next(_setting_problems(checkpoint, settings, ids), None):
         report.error("files.tokenizer_config", problem, file=SETTINGS, fix=COPY)
-        return
 
 
 def _setting_problems(
