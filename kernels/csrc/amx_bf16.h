@@ -28,19 +28,11 @@ struct RightTiles {
 // Of each step the even columns' products are added in order, and the odd ones'; then both to the sum before.
 inline void multiply_tiles(const LeftTiles& left, const RightTiles& right, int64_t steps, bool fresh, float* out,
                            int64_t pitch) {
-  float* const lower = out + kTile * pitch / 4;
   flush_stores();
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, out, pitch);
-    _tile_loadd(1, out + kTile, pitch);
-    _tile_loadd(2, lower, pitch);
-    _tile_loadd(3, lower + kTile, pitch);
-  }
+  if (fresh)
+    zero_tiles();
+  else
+    load_tiles(out, pitch);
   for (int64_t step = 0; step < steps; ++step) {
     _tile_loadd(6, right.columns[0] + step * kTile * right.pitch, right.pitch);
     _tile_loadd(7, right.columns[1] + step * kTile * right.pitch, right.pitch);
@@ -54,10 +46,7 @@ inline void multiply_tiles(const LeftTiles& left, const RightTiles& right, int64
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, out, pitch);
-  _tile_stored(1, out + kTile, pitch);
-  _tile_stored(2, lower, pitch);
-  _tile_stored(3, lower + kTile, pitch);
+  store_tiles(out, pitch);
 }
 
 #endif

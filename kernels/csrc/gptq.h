@@ -6,8 +6,7 @@
 #pragma once
 #include <cstring>
 
-#include "parallel.h"
-#include "simd/lanes.h"
+#include "weight_rounding.h"
 
 namespace glm5::GLM5_SET {
 
@@ -40,19 +39,12 @@ inline void add(float* carried, const float* group, int64_t n, const float* fact
   }
 }
 
-GLM5_INLINE F32x16 rounded_within(F32x16 x, F32x16 low, F32x16 high) { return smaller(larger(rint(x), low), high); }
-
-// One call: see glm5_kernels.h.
 struct Gptq {
-  const GptqInputs& in;
+  const GptqRound& in;
   int64_t padded;  // columns in whole groups
-  F32x16 low, high;
+  Range range;
 
-  Gptq(const GptqInputs& in, int64_t largest)
-      : in(in),
-        padded(kGroup * in.groups),
-        low(F32x16::broadcast(static_cast<float>(-largest - 1))),
-        high(F32x16::broadcast(static_cast<float>(largest))) {}
+  explicit Gptq(const GptqRound& in) : in(in), padded(kGroup * in.groups), range(in.largest) {}
   const float* x(int64_t group) const { return in.x + kGroup * in.n * group; }
   const float* hinv(int64_t group) const { return in.hinv + kGroup * in.n * group; }
 
@@ -65,7 +57,7 @@ struct Gptq {
       F32x16 value = F32x16::load(w + kLanes * c) + F32x16::load(compensation + kLanes * c);
       for (int before = 0; before < c; ++before)
         value += error[before] * F32x16::broadcast(coupling[kGroup * before + c]);
-      const F32x16 whole = rounded_within(value / scale, low, high);
+      const F32x16 whole = range.rounded(value / scale);
       error[c] = value - whole * scale;
       whole.store(q + kLanes * c);
       error[c].store(errors + kLanes * c);
@@ -126,7 +118,7 @@ struct Gptq {
           gradient +=
               F32x16::load(moves + kLanes * other) * F32x16::broadcast(in.gram[kGroup * (kGroup * group + other) + c]);
         const F32x16 step = gradient / F32x16::broadcast(in.curvature[k]) / scale;
-        const F32x16 better = rounded_within(before + step, low, high);
+        const F32x16 better = range.rounded(before + step);
         ((before - better) * scale).store(moves + kLanes * c);
         better.store(q + kLanes * k);
         moved |= any_differs(before, better);
@@ -136,19 +128,19 @@ struct Gptq {
   }
 
   // The passes after the first one, for sixteen rows; scratch: [2][n][16].
-  void improve(int64_t passes, bool refits, const float* w, float* q, float* scale, float* scratch) const {
+  void improve(const float* w, float* q, float* scale, float* scratch) const {
     float* const want = scratch;
     float* const got = scratch + kLanes * in.n;
     outputs(w, want);
-    for (int64_t pass = 0; pass < passes; ++pass) {
+    for (int64_t pass = 0; pass < in.passes; ++pass) {
       outputs(q, got);
-      if (refits) refit(w, q, want, got, scale);
+      if (in.refits) refit(w, q, want, got, scale);
       const F32x16 scales = F32x16::load(scale);
       for (int64_t i = 0; i < in.n; ++i)
         (F32x16::load(want + kLanes * i) - scales * F32x16::load(got + kLanes * i)).store(got + kLanes * i);
       descend(w, q, scales, got);
     }
-    if (refits) {
+    if (in.refits) {
       outputs(q, got);
       refit(w, q, want, got, scale);
     }
@@ -165,23 +157,22 @@ struct Gptq {
   }
 };
 
-inline void gptq_round(const float* weight, float* scale, int64_t rows, int64_t largest, int64_t passes, int64_t refits,
-                       const GptqInputs& in, float* out) {
-  const Gptq gptq(in, largest);
-  const int64_t most = min(kRowBlocks, ceil_div(rows, kLanes)), size = gptq.padded * kLanes;
-  const Buffer<float> w(most * size), q(most * size), carried(max(most, 2) * in.n * kLanes), scales(most * kLanes);
+inline void gptq_round(const GptqRound& op) {
+  const Gptq gptq(op);
+  const int64_t most = min(kRowBlocks, ceil_div(op.rows, kLanes)), size = gptq.padded * kLanes;
+  const Buffer<float> w(most * size), q(most * size), carried(max(most, 2) * op.n * kLanes), scales(most * kLanes);
   std::memset(w, 0, sizeof(float) * static_cast<size_t>(most * size));
-  for (int64_t i = 0; i < most * kLanes; ++i) scales[i] = 1.0f;
-  for (int64_t start = 0; start < rows; start += most * kLanes) {
-    const int64_t count = min(most * kLanes, rows - start), blocks = ceil_div(count, kLanes);
-    const float* const source = weight + in.columns * start;
-    float* const target = out + in.columns * start;
-    std::memcpy(scales, scale + start, sizeof(float) * static_cast<size_t>(count));
+  fill<float>(scales, most * kLanes, 1.0f);
+  for (int64_t start = 0; start < op.rows; start += most * kLanes) {
+    const int64_t count = min(most * kLanes, op.rows - start), blocks = ceil_div(count, kLanes);
+    const float* const source = op.weight + op.columns * start;
+    float* const target = op.out + op.columns * start;
+    std::memcpy(scales, op.scale + start, sizeof(float) * static_cast<size_t>(count));
     gptq.for_each_place(count, [&](int64_t row, int64_t block) { w[block] = source[row]; });
     gptq.first_pass(blocks, w, q, scales, carried);
-    for (int64_t block = 0; block < blocks && passes; ++block)
-      gptq.improve(passes, refits, w + size * block, q + size * block, scales + kLanes * block, carried);
-    std::memcpy(scale + start, scales, sizeof(float) * static_cast<size_t>(count));
+    for (int64_t block = 0; block < blocks && op.passes; ++block)
+      gptq.improve(w + size * block, q + size * block, scales + kLanes * block, carried);
+    std::memcpy(op.scale + start, scales, sizeof(float) * static_cast<size_t>(count));
     gptq.for_each_place(count, [&](int64_t row, int64_t block) { target[row] = q[block]; });
   }
 }

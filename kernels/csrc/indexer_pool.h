@@ -3,9 +3,9 @@
 #pragma once
 #include <cstring>
 
-#include "arena.h"
-#include "paged_rows.h"
-#include "silu.h"
+#include "exponential.h"
+#include "parallel.h"
+#include "rows.h"
 
 namespace glm5::GLM5_SET {
 

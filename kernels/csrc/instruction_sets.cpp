@@ -4,9 +4,7 @@
 
 #include "glm5_kernels.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#elif defined(__APPLE__)
+#if defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -20,8 +18,6 @@ namespace {
 
 #if defined(__x86_64__)
 
-bool bit(unsigned value, int number) { return value >> number & 1; }
-
 // True if Linux lets this process use the tile registers of AMX; asks for it.
 bool may_use_tiles() {
 #if defined(__linux__)
@@ -32,26 +28,22 @@ bool may_use_tiles() {
 #endif
 }
 
+// What the CPU has and the system saves: that is what the compiler's runtime checks.
 std::string available() {
-  unsigned a, b, c, d, b7, c7, d7, a71 = 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27) /* xgetbv */ || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
-    return "";
-  const bool fma = bit(c, 12);
-  unsigned state, high;
-  __asm__("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
-  if ((state & 0x6) != 0x6 || !bit(b7, 5) || !fma) return "";
-  __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "";
   std::string sets;
-  const bool avx512 =
-      (state & 0xe6) == 0xe6 && bit(b7, 16) && bit(b7, 17) && bit(b7, 30) && bit(b7, 31);  // f, dq, bw, vl
-  if (avx512 && bit(c7, 11)) {                                                             // vnni
-    const bool bf16 = bit(a71, 5);
-    const bool amx = bf16 && bit(d7, 22) && bit(d7, 24) && bit(d7, 25);  // amx-bf16, amx-tile, amx-int8
-    if (amx && may_use_tiles()) sets += "amx ";
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512vnni")) {
+    const bool bf16 = __builtin_cpu_supports("avx512bf16");
+    const bool amx =
+        __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16");
+    if (bf16 && amx && may_use_tiles()) sets += "amx ";
     if (bf16) sets += "avx512bf16 ";
     sets += "avx512vnni ";
   }
-  if (bit(a71, 4)) sets += "avxvnni ";
+  if (__builtin_cpu_supports("avxvnni")) sets += "avxvnni ";
   return sets + "avx2";
 }
 
@@ -63,17 +55,13 @@ bool has(const char* feature) {
   return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value;
 }
 
-std::string available() {
-  if (!has("hw.optional.arm.FEAT_DotProd")) return "";
-  return has("hw.optional.arm.FEAT_I8MM") ? "i8mm dotprod" : "dotprod";
-}
+std::string available() { return has("hw.optional.arm.FEAT_DotProd") ? "dotprod" : ""; }
 
 #else
 
 std::string available() {
-  constexpr unsigned long kDotProduct = 1UL << 20, kInt8Matrices = 1UL << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM
-  if (!(getauxval(AT_HWCAP) & kDotProduct)) return "";
-  return getauxval(AT_HWCAP2) & kInt8Matrices ? "i8mm dotprod" : "dotprod";
+  constexpr unsigned long kDotProduct = 1UL << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & kDotProduct ? "dotprod" : "";
 }
 
 #endif

@@ -1,7 +1,7 @@
 // Exact integer products of many tokens by AMX: 32 weight rows times 32 tokens in four tiles of sums.
 //
 // The left side are weight rows as they lie in memory, in a panel [32, kColumns] that stays in the nearest cache (INT4
-// unpacked to codes plus 8). The right side are tokens, packed in groups of 16 once for all weight rows:
+// unpacked). The right side are tokens, packed in groups of 16 once for all weight rows:
 //
 //     group of 16 tokens: [k / 64] tiles of [16][16 tokens][4 columns], i.e. row r of a tile has columns 4r .. 4r + 3
 //     sums              : [32 weight rows][tokens], transposed when they are scaled back
@@ -29,12 +29,10 @@ inline int64_t group_bytes(int64_t pitch) { return kTile * pitch; }
 // out <- the rows of codes of up to sixteen tokens, packed; tokens behind the last one are zeros.
 inline void pack_tokens(const int8_t* const* rows, int64_t count, int64_t pitch, int8_t* out) {
   for (int64_t column = 0; column < pitch; column += kTileBytes) {
-    __m512i tile[kTile];
-#pragma GCC unroll 16
-    for (int t = 0; t < kTile; ++t) tile[t] = t < count ? _mm512_loadu_si512(rows[t] + column) : _mm512_setzero_si512();
+    F32x16 tile[kTile];  // four codes in each lane
+    for (int t = 0; t < kTile; ++t) tile[t] = t < count ? Fp32::load(rows[t] + column, 0) : F32x16::zero();
     transpose(tile);
-#pragma GCC unroll 16
-    for (int r = 0; r < kTile; ++r) _mm512_storeu_si512(out + kTile * column + kTileBytes * r, tile[r]);
+    for (int r = 0; r < kTile; ++r) Fp32::store(out + kTile * column + kTileBytes * r, 0, tile[r]);
   }
 }
 
@@ -44,89 +42,66 @@ GLM5_INLINE __m512i load_line(const uint8_t* p, int64_t count) {
   return _mm512_maskz_loadu_epi8(there, p);
 }
 
-// panel <- columns column .. column + width of 32 rows of a block from `row` on; the same `ahead` bytes on is
-// requested.
+// panel <- columns column .. column + width of 32 rows of a block from `row` on, unsigned: INT4 plus 8, int8 plus 128.
+// The same `ahead` bytes on is requested.
 inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t width, int64_t ahead, uint8_t* panel) {
   const int rows_per_line = block.packed ? 2 : 1;
-  const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x88)), low = _mm512_set1_epi8(15);
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(block.packed ? 0x88 : 0x80)), low = _mm512_set1_epi8(15);
   for (int64_t r = 0; r < kSide; r += rows_per_line) {
     const uint8_t* const line = block.base + block.pitch * (min(row + r, block.rows - 1) / rows_per_line) + column;
     uint8_t* const target = panel + kPanelPitch * r;
     for (int64_t c = 0; c < width; c += kTileBytes) {
       __builtin_prefetch(line + c + ahead, 0, 2);
-      const __m512i bytes = load_line(line + c, width - c);
+      const __m512i codes = _mm512_xor_si512(load_line(line + c, width - c), sign);
       if (block.packed) {
-        const __m512i codes = _mm512_xor_si512(bytes, flip);
         _mm512_store_si512(target + c, _mm512_and_si512(codes, low));
         _mm512_store_si512(target + kPanelPitch + c, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low));
       } else {
-        _mm512_store_si512(target + c, bytes);
+        _mm512_store_si512(target + c, codes);
       }
     }
   }
 }
 
-// Tiles 0, 1 (and 2, 3) += `steps` steps of the panel times one (or two) groups of tokens.
-template <bool kPacked, bool kTwo>
-GLM5_INLINE void add_products(const uint8_t* panel, const int8_t* first, const int8_t* second, int64_t steps) {
+// sums, from the earlier panels of these rows on, += `steps` steps of the panel times one or, kTwo, two groups of
+// tokens. `stays`: in the tiles, from the first panel to the last one.
+template <bool kTwo>
+void multiply_panel(const uint8_t* panel, const int8_t* first, const int8_t* second, int64_t steps, bool fresh,
+                    bool stays, bool last, int32_t* sums) {
+  constexpr int64_t kPitch = 4 * kSumsPitch;
   flush_stores();
+  if (fresh)
+    zero_tiles();
+  else if (!stays)
+    load_tiles(sums, kPitch);
   for (int64_t step = 0; step < steps; ++step) {
     _tile_loadd(4, panel + kTileBytes * step, kPanelPitch);
     _tile_loadd(5, panel + kTileBytes * step + kTile * kPanelPitch, kPanelPitch);
     _tile_loadd(6, first + kTileSize * step, kTileBytes);
-    if constexpr (kTwo) _tile_loadd(7, second + kTileSize * step, kTileBytes);
-    if constexpr (kPacked) {
-      _tile_dpbusd(0, 4, 6);
-      _tile_dpbusd(1, 5, 6);
-      if constexpr (kTwo) _tile_dpbusd(2, 4, 7);
-      if constexpr (kTwo) _tile_dpbusd(3, 5, 7);
-    } else {
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 5, 6);
-      if constexpr (kTwo) _tile_dpbssd(2, 4, 7);
-      if constexpr (kTwo) _tile_dpbssd(3, 5, 7);
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(2, 5, 6);
+    if constexpr (kTwo) {
+      _tile_loadd(7, second + kTileSize * step, kTileBytes);
+      _tile_dpbusd(1, 4, 7);
+      _tile_dpbusd(3, 5, 7);
     }
   }
-}
-
-// The same from the sums of earlier panels to those after this one.
-template <bool kPacked, bool kTwo>
-void multiply_panel(const uint8_t* panel, const int8_t* first, const int8_t* second, int64_t steps, bool fresh,
-                    bool stays, bool last, int32_t* sums) {
-  constexpr int64_t kPitch = 4 * kSumsPitch;
-  int32_t* const lower = sums + kTile * kSumsPitch;
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kTwo) _tile_zero(2);
-    if constexpr (kTwo) _tile_zero(3);
-  } else if (!stays) {
-    _tile_loadd(0, sums, kPitch);
-    _tile_loadd(1, lower, kPitch);
-    if constexpr (kTwo) _tile_loadd(2, sums + kTile, kPitch);
-    if constexpr (kTwo) _tile_loadd(3, lower + kTile, kPitch);
-  }
-  add_products<kPacked, kTwo>(panel, first, second, steps);
-  if (stays && !last) return;
-  _tile_stored(0, sums, kPitch);
-  _tile_stored(1, lower, kPitch);
-  if constexpr (kTwo) _tile_stored(2, sums + kTile, kPitch);
-  if constexpr (kTwo) _tile_stored(3, lower + kTile, kPitch);
+  if (!stays || last) store_tiles(sums, kPitch);
 }
 
 // scratch.sums <- 32 rows of a block from `row` on times `groups` groups of packed tokens (at most kGroupTokens
 // tokens).
-template <bool kPacked>
-void multiply_32_rows(const Block& block, int64_t row, const int8_t* packed, int64_t groups, AmxScratch& scratch) {
-  const int64_t group = group_bytes(round_up(block.k, kStep)), lines = kPacked ? kSide / 2 : kSide;
-  const bool stays = groups <= 2;  // in the tile registers, from panel to panel
+inline void multiply_32_rows(const Block& block, int64_t row, const int8_t* packed, int64_t groups,
+                             AmxScratch& scratch) {
+  const int64_t group = group_bytes(round_up(block.k, kStep)), lines = block.packed ? kSide / 2 : kSide;
+  const bool stays = groups <= 2;
   for (int64_t column = 0; column < block.k || column == 0; column += kColumns) {
     const int64_t width = min(kColumns, block.k - column);
     const bool last = column + width >= block.k;
     fill_panel(block, row, column, width, last ? block.pitch * lines - column : width, scratch.panel);
     for (int64_t g = 0; g < groups; g += 2) {
       const int8_t* const first = packed + group * g + kTile * column;
-      const auto product = g + 1 < groups ? multiply_panel<kPacked, true> : multiply_panel<kPacked, false>;
+      const auto product = g + 1 < groups ? multiply_panel<true> : multiply_panel<false>;
       product(scratch.panel, first, first + group, ceil_div(width, kTileBytes), column == 0, stays, last,
               scratch.sums + kTile * g);
     }
@@ -140,16 +115,14 @@ void multiply_task_by_amx(const Block& block, int64_t task, const int8_t* packed
                           const Sink& sink) {
   const int64_t groups = ceil_div(tokens, kTile), stop = min(kTaskRows * task + kTaskRows, block.rows);
   for (int64_t row = kTaskRows * task; row < stop; row += kSide) {
-    (block.packed ? multiply_32_rows<true> : multiply_32_rows<false>)(block, row, packed, groups, scratch);
+    multiply_32_rows(block, row, packed, groups, scratch);
     for (int64_t first = 0; first < tokens; first += kTile)
       for (int64_t column = row; column < min(row + kSide, stop); column += kTile) {
-        __m512i sums[kTile];
-#pragma GCC unroll 16
-        for (int r = 0; r < kTile; ++r)
-          sums[r] = _mm512_loadu_si512(scratch.sums + kSumsPitch * (column - row + r) + first);
+        F32x16 sums[kTile];  // int32 by their bits
+        for (int r = 0; r < kTile; ++r) sums[r] = Fp32::load(scratch.sums + kSumsPitch * (column - row + r) + first, 0);
         transpose(sums);
         for (int64_t t = 0; t < min(kTile, tokens - first); ++t)
-          sink(first + t, column, min(kTile, stop - column), I32x16{{(Ints)sums[t]}});
+          sink(first + t, column, min(kTile, stop - column), __builtin_bit_cast(I32x16, sums[t]));
       }
   }
 }

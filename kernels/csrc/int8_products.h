@@ -5,12 +5,6 @@
 
 namespace glm5::GLM5_SET {
 
-// z of weights of one byte, or of packed INT4: they are multiplied as w + z.
-inline int32_t zero_of(const Block& block, bool by_tiles) {
-  if (block.packed) return Int4Dot::kZero;
-  return by_tiles ? 0 : Int8Dot::kZero;
-}
-
 // Up to kGroupTokens rows of codes, by their addresses, with the sum and the scale of each; `tiles`: packed for AMX.
 struct Tokens {
   int64_t count;
@@ -32,7 +26,7 @@ struct ProductScratch {
 template <class Sink>
 void multiply_task(const Tokens& x, const Block& block, int64_t task, const int32_t* bias, const float* scales,
                    ProductScratch& scratch, const Sink& sink) {
-  const int32_t zero = zero_of(block, x.tiles);
+  const int32_t zero = block.packed ? Int4Dot::kZero : Int8Dot::kZero;
   const auto scaling = [&](int64_t token)
                            GLM5_INLINED { return Scaling{-zero * x.sums[token], x.scales[token], bias, scales}; };
 #if defined(__AMX_INT8__)
@@ -65,9 +59,70 @@ void multiply_task(const Tokens& x, const Block& block, int64_t task, const int3
 constexpr int64_t kVectorTokens = 8;
 #else
 constexpr int64_t kVectorTokens = INT64_MAX;
-struct Tiles {};
-inline int64_t group_bytes(int64_t) { return 0; }
 inline void pack_tokens(const int8_t* const*, int64_t, int64_t, int8_t*) {}
 #endif
+
+// Rows begin .. begin + count of codes, at most kGroupTokens, that are multiplied by one weight: `expert`.
+struct Group {
+  int64_t expert, begin, count;
+};
+
+// The rows of codes of some groups, and packed for AMX those of groups that are multiplied by it.
+class GroupedTokens {
+ public:
+  // spread: 1 if groups begin at multiples of sixteen rows, 2 if they begin anywhere: more than eight rows are at most
+  // twice as many when they are rounded up to sixteen.
+  GroupedTokens(int64_t rows, int64_t pitch, int64_t spread)
+      : pitch_(pitch),
+        spread_(spread),
+        rows_(rows),
+        sums_(rows),
+        scales_(rows),
+        tiles_(kVectorTokens < kGroupTokens ? spread * round_up(rows, kTile) * pitch : 0) {}
+
+  // Row `index` is row `row` of codes.
+  void set(int64_t index, const Codes& codes, int64_t row) {
+    rows_[index] = codes.row(row);
+    sums_[index] = codes.sums[row];
+    scales_[index] = codes.scales[row];
+  }
+
+  void pack(const Group* groups, int64_t count) {
+    constexpr int64_t kTiles = kGroupTokens / kTile;  // of a group
+    parallel_for(count * kTiles, 1, [&](int64_t first, int64_t last, int) {
+      for (int64_t tile = first; tile < last; ++tile) {
+        const Group& group = groups[tile / kTiles];
+        const int64_t token = tile % kTiles * kTile;
+        if (group.count > kVectorTokens && token < group.count)
+          pack_tokens(rows_ + group.begin + token, min(kTile, group.count - token), pitch_, tiles(group, token));
+      }
+    });
+  }
+
+  Tokens of(const Group& group) const {
+    return {group.count, rows_ + group.begin, sums_ + group.begin, scales_ + group.begin,
+            group.count > kVectorTokens ? tiles(group, 0) : nullptr};
+  }
+
+ private:
+  int8_t* tiles(const Group& group, int64_t token) const { return tiles_ + pitch_ * (spread_ * group.begin + token); }
+
+  int64_t pitch_, spread_;
+  Buffer<const int8_t*> rows_;
+  Buffer<int32_t> sums_;
+  Buffer<float> scales_;
+  Buffer<int8_t> tiles_;
+};
+
+// work(group, task, scratch) for every task of every group.
+template <class Work>
+void for_each_group_task(const Group* groups, int64_t count, const Block& block, const Work& work) {
+  const int64_t tasks = tasks_of(block);
+  const Buffer<ProductScratch> scratch(max_threads());
+  parallel_for(count * tasks, kLeastBytes / max(kTaskRows * block.k, 1), [&](int64_t first, int64_t last, int thread) {
+    [[maybe_unused]] const Tiles registers;
+    for (int64_t task = first; task < last; ++task) work(groups[task / tasks], task % tasks, scratch[thread]);
+  });
+}
 
 }  // namespace glm5::GLM5_SET

@@ -10,15 +10,9 @@
 // In a block of INT4 a line of memory holds two rows, row 2i in the low and row 2i + 1 in the high halves of its bytes.
 #pragma once
 #include <cstring>
-#include <type_traits>
 
 #include "parallel.h"
-#if defined(__x86_64__)
-#include "simd/dot_x86.h"
-#else
-#include "simd/dot_neon.h"
-#endif
-#include "simd/dot_bf16.h"
+#include "simd/dot.h"
 
 namespace glm5::GLM5_SET {
 
@@ -97,12 +91,12 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
     for (int r = 0; r < kRows; ++r) total[t][r] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
       lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
-        Words codes[kTokens];
+        Ints codes[kTokens];
 #pragma GCC unroll 4
         for (int t = 0; t < kTokens; ++t) codes[t] = Dot::token(x[t] + column);
 #pragma GCC unroll 4
         for (int l = 0; l < kCount; ++l) {
-          Words weights[Dot::kRows];
+          Ints weights[Dot::kRows];
           Dot::weights(line[l] + offset, weights);
 #pragma GCC unroll 4
           for (int t = 0; t < kTokens; ++t)
@@ -115,70 +109,27 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
       });
 #pragma GCC unroll 4
   for (int t = 0; t < kTokens; ++t) {
-    typename Dot::Total flat[8];
-    const auto none = Dot::no_sums();
+    constexpr int kFours = (kRows + 3) / 4;
+    typename Dot::Sums rows[4 * kFours];
+    typename Dot::Total flat[4 * kFours];
+#pragma GCC unroll 8
+    for (int r = 0; r < 4 * kFours; ++r) rows[r] = r < kRows ? total[t][r] : Dot::no_sums();
 #pragma GCC unroll 2
-    for (int r = 0; r < kRows; r += 4)
-      Dot::store_sums(flat + r, total[t][r], r + 1 < kRows ? total[t][r + 1] : none,
-                      r + 2 < kRows ? total[t][r + 2] : none, r + 3 < kRows ? total[t][r + 3] : none);
+    for (int four = 0; four < kFours; ++four) sum_natives<4>(rows + 4 * four, flat + 4 * four);
     for (int l = 0; l < kCount; ++l)
       std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
   }
 }
 
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-// The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
-template <class Dot, int kTokens, int kCount>
-void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
-                 const TileSums<int32_t>& sums) {
-  static_assert(kCount * Dot::kRows == 4);
-  constexpr int kPairs = (kTokens + 1) / 2;
-  Words total[kPairs][2];
-  for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
-  for_each_step<Dot, kCount, kTokens == kLines>(
-      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
-        Words weights[4];
-#pragma GCC unroll 4
-        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
-#pragma GCC unroll 2
-        for (int p = 0; p < kPairs; ++p) {
-          const Words first = Dot::token(x[2 * p] + column);
-          const Words second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + column) : first;
-          total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
-          total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
-        }
-      });
-  for (int t = 0; t < kTokens; ++t) {
-    int32_t flat[8];
-    vst1q_s32(flat, total[t / 2][0]);
-    vst1q_s32(flat + 4, total[t / 2][1]);
-    const int32_t rows[4] = {flat[t % 2 * 2], flat[t % 2 * 2 + 1], flat[t % 2 * 2 + 4], flat[t % 2 * 2 + 5]};
-    for (int l = 0; l < kCount; ++l)
-      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
-  }
-}
-#endif
-
 // The same for all four lines of a tile, as many at a time as the registers hold sums of.
 template <class Dot, int kTokens>
 void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
                 const TileSums<typename Dot::Total>& sums) {
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-  constexpr bool kMatrix = kTokens > 1 && std::is_same_v<typename Dot::Total, int32_t>;
-#else
-  constexpr bool kMatrix = false;
-#endif
-  constexpr int kFit = kMatrix ? 4 / Dot::kRows : kSums / (kTokens * Dot::kRows);
+  constexpr int kFit = kSums / (kTokens * Dot::kRows);
   constexpr int kCount = kFit >= kLines ? kLines : kFit >= 2 ? 2 : 1;
-  for (int l = 0; l < kLines; l += kCount) {
-    const TileSums<typename Dot::Total> some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-    if constexpr (kMatrix)
-      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
-    else
-#endif
-      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
-  }
+  for (int l = 0; l < kLines; l += kCount)
+    tile<Dot, kTokens, kCount>(x, lines + l, k, ahead,
+                               {sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch});
 }
 
 // sums [count, kTaskRows] <- rows of codes times the rows of a task; int8 weights count as w + Dot::kZero.

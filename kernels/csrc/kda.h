@@ -2,19 +2,18 @@
 //
 //            V
 //        +---+---+- -+
-//        |   |   |   |    A task is a head of a sequence. Columns of a state do not depend on each other: 32 of them
-//        are
-//     D  |   |   |   |    taken through up to sixteen tokens before the next 32, so that they stay in the first cache
-//        |   |   |   |    and memory is read and written once.
+//        |   |   |   |    A task is a head of a sequence. Columns of a state are independent: 32 of them are taken
+//     D  |   |   |   |    through up to sixteen tokens before the next 32, so that they stay in the first cache and
+//        |   |   |   |    memory is read and written once.
 //        +---+---+- -+
 //
 // A sum over key channels is added in their order, so a sequence has the same bits in every cut into steps.
 #pragma once
 #include <cmath>
 
-#include "arena.h"
-#include "paged_rows.h"
-#include "silu.h"
+#include "exponential.h"
+#include "parallel.h"
+#include "rows.h"
 
 namespace glm5::GLM5_SET {
 

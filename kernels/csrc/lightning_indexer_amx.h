@@ -1,7 +1,7 @@
 // Scores of the Lightning Indexer by AMX: 32 keys by 32 heads at a time, keys in place in the cache.
 #pragma once
 #include "amx_bf16.h"
-#include "lightning_indexer_scores.h"
+#include "lightning_indexer.h"
 
 namespace glm5::GLM5_SET {
 #if defined(__AMX_BF16__)
@@ -26,41 +26,35 @@ inline void weigh_heads(const float* products, const float* weights, int64_t gro
   sum_each<kKeys>(scores, out);
 }
 
-// `score_by_vectors` for blocks and heads of whole tiles.
-inline void score_by_amx(const Indexer& op, const IndexerTask& task, int64_t start, int64_t stop, float* scores,
-                         const IndexerScratch& scratch) {
-  const int64_t width = words(op), lanes = IndexerScratch::lanes(op);
-  const int64_t row_bytes = op.k_cache.row_pitch * element_bytes(op.k_cache.dtype);
-  const Tiles registers;
-  lay_out_heads(op, task, kTile, scratch);
-  for (int64_t first = start; first < stop; first += kSide) {
-    const int64_t count = min(kSide, stop - first);
-    const FoundKeys found(op, task.request, first, count, scratch);
-    prefetch(key_at(op, task.request, min(first + kKeysAhead, stop - 1)), kSide * row_bytes);
-    LeftTiles keys;
+// Scores of some keys, for blocks and heads of whole tiles.
+struct AmxScorer {
+  static constexpr int kStep = kTile;
+
+  const Indexer& op;
+  LeftTiles keys;
+  const IndexerScratch& scratch;
+
+  AmxScorer(const Indexer& op, const FoundKeys& found, int64_t count, const char* ahead, const IndexerScratch& scratch)
+      : op(op), scratch(scratch) {
+    prefetch(ahead, kSide * key_bytes(op));
     for (int tile = 0; tile < 2; ++tile) {  // a tile lies in one block; beyond the last key any tile will do
       keys.rows[tile] = found.rows[tile * kTile < count ? tile * kTile : 0];
       const bool is_missing = keys.rows[tile] == reinterpret_cast<const char*>(scratch.zeros);
-      keys.pitch[tile] = is_missing ? 0 : copies_keys(op) ? 4 * width : row_bytes;
-    }
-    for (int64_t token = task.first; token < task.last; ++token) {
-      const int64_t seen = min(count, readable(op, token) - first), row = token - task.first;
-      if (seen <= 0) continue;
-      for (int64_t head = 0; head < lanes; head += kSide) {
-        const char* const query = reinterpret_cast<const char*>(scratch.query + (row * lanes + head) * width);
-        multiply_tiles(keys, {{query, query + 4 * kTile * width}, 4 * kTile}, width / kTile, true,
-                       scratch.products + head * kSide, 4 * kSide);
-      }
-      float* const out = scores + row * task.pitch() + first;
-      for (int64_t key = 0; key < seen; key += 8)
-        weigh_heads(scratch.products + kSide * key, scratch.weights + row * lanes, op.heads / kTile, out + key);
-      for (int64_t key = 0; found.scaled && key < seen; ++key) out[key] *= found.scale[key];
+      keys.pitch[tile] = is_missing ? 0 : copies_keys(op) ? 4 * words(op) : key_bytes(op);
     }
   }
-}
 
-#else
-inline bool scores_by_amx(const Indexer&) { return false; }
-inline void score_by_amx(const Indexer&, const IndexerTask&, int64_t, int64_t, float*, const IndexerScratch&) {}
+  void score(int64_t row, int64_t seen, float* out) const {
+    const int64_t width = words(op), lanes = IndexerScratch::lanes(op);
+    for (int64_t head = 0; head < lanes; head += kSide) {
+      const char* const query = reinterpret_cast<const char*>(scratch.query + (row * lanes + head) * width);
+      multiply_tiles(keys, {{query, query + 4 * kTile * width}, 4 * kTile}, width / kTile, true,
+                     scratch.products + head * kSide, 4 * kSide);
+    }
+    for (int64_t key = 0; key < seen; key += 8)
+      weigh_heads(scratch.products + kSide * key, scratch.weights + row * lanes, op.heads / kTile, out + key);
+  }
+};
+
 #endif
 }  // namespace glm5::GLM5_SET

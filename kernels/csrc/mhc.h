@@ -6,10 +6,10 @@
 //            |      |      |   |                   with which the streams are read, written and mixed.
 //            +------+------+- -+
 #pragma once
-#include "arena.h"
-#include "paged_rows.h"
+#include "exponential.h"
+#include "parallel.h"
 #include "rms_norm.h"
-#include "silu.h"
+#include "rows.h"
 
 namespace glm5::GLM5_SET {
 

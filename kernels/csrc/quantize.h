@@ -34,8 +34,8 @@ GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
   };
   int64_t i = 0;
   for (; i + kLanes <= k; i += kLanes) add(Element::load(x, i));
-  if (i < k) add(load_some<Element>(x, i, k - i));
-  return reduce(as_float(peak), [](float a, float b) { return a != a || a > b ? a : b; });
+  if (i < k) add(load_columns<Element>(x, i, k - i));
+  return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
 }
 
 // codes [round_up(k, kStep)] <- round(x / scale + offset), ties to even, saturating, 0 for NaN; returns their sum.
@@ -56,7 +56,7 @@ GLM5_INLINE int32_t codes_of(const void* x, int64_t k, StaticScale by, int8_t* c
   }
   if (i < k) {
     int8_t end[kLanes];
-    store_int8(end, coded(load_some<Element>(x, i, k - i)));
+    store_int8(end, coded(load_columns<Element>(x, i, k - i)));
     int32_t sum = 0;
     for (int64_t j = 0; i + j < k; ++j) sum += codes[i + j] = end[j];
     total.v[0][0] += sum;
@@ -81,12 +81,13 @@ void quantize_row(const void* x, int64_t k, const StaticScale* given, const Code
 }
 
 // Rows of x [tokens, k] as codes.
-template <class Element>
-void quantize_rows(const void* x, int64_t x_pitch, int64_t k, const StaticScale* given, const Codes& out) {
+inline void quantize_rows(const Rows& x, int64_t k, const StaticScale* given, const Codes& out) {
   constexpr int64_t kElements = 1 << 18;  // of a task
-  parallel_for(out.tokens, kElements / max(k, 1), [&](int64_t first, int64_t last, int) {
-    for (int64_t token = first; token < last; ++token)
-      quantize_row<Element>(row_of<Element>(x, x_pitch, token), k, given, out, token);
+  with_floats(x.dtype, [&](auto element) {
+    parallel_for(out.tokens, kElements / max(k, 1), [&](int64_t first, int64_t last, int) {
+      for (int64_t token = first; token < last; ++token)
+        quantize_row<decltype(element)>(row_at(x, 0, token), k, given, out, token);
+    });
   });
 }
 
@@ -102,13 +103,8 @@ struct Scaling {
 // `count` columns from `column` on, at most sixteen.
 GLM5_INLINE F32x16 scaled(I32x16 sums, const Scaling& by, int64_t column, int64_t count) {
   GLM5_EACH(i) sums.v[i] += by.start;
-  int32_t bias[kLanes] = {};
-  float scales[kLanes] = {};
-  const bool whole = count >= kLanes;
-  if (!whole) std::memcpy(scales, by.scales + column, static_cast<size_t>(4 * count));
-  if (!whole && by.bias) std::memcpy(bias, by.bias + column, static_cast<size_t>(4 * count));
-  if (by.bias) sums += I32x16::load(whole ? by.bias + column : bias);
-  return to_float(sums) * F32x16::broadcast(by.factor) * F32x16::load(whole ? by.scales + column : scales);
+  if (by.bias) sums += __builtin_bit_cast(I32x16, load_columns<Fp32>(by.bias, column, count));
+  return to_float(sums) * F32x16::broadcast(by.factor) * load_columns<Fp32>(by.scales, column, count);
 }
 
 }  // namespace glm5::GLM5_SET

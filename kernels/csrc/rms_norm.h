@@ -10,10 +10,12 @@ GLM5_INLINE float rms_factor(F32x16 squares, int64_t columns, float eps) {
   return 1.0f / __builtin_sqrtf(sum_in_order(squares) / static_cast<float>(columns) + eps);
 }
 
-// out <- sum / rms(sum) * weight, where sum = x + residual, which goes to `total`; without a residual sum = x.
+// The results of a token; sum [columns].
 template <class Element>
-void rms_norm_row(const void* x, const void* residual, const void* weight, int64_t columns, float eps, void* out,
-                  void* total, float* sum) {
+void rms_norm_row(const RmsNorm& op, int64_t token, float* sum) {
+  const char *const x = row_at(op.x, 0, token), *const residual = row_at(op.residual, 0, token);
+  char *const out = writable_row_at(op.out, 0, token), *const total = writable_row_at(op.total, 0, token);
+  const int64_t columns = op.columns;
   F32x16 squares = F32x16::zero();
   for (int64_t i = 0; i < columns; i += kLanes) {
     F32x16 value = Element::load(x, i);
@@ -24,25 +26,20 @@ void rms_norm_row(const void* x, const void* residual, const void* weight, int64
     value.store(sum + i);
     squares += value * value;
   }
-  const F32x16 factor = F32x16::broadcast(rms_factor(squares, columns, eps));
+  const F32x16 factor = F32x16::broadcast(rms_factor(squares, columns, static_cast<float>(op.eps)));
   for (int64_t i = 0; i < columns; i += kLanes) {
     const F32x16 quotient = Element::rounded(F32x16::load(sum + i) * factor);
-    Element::store(out, i, quotient * Element::load(weight, i));
+    Element::store(out, i, quotient * Element::load(op.weight.base, i));
   }
 }
 
-inline void rms_norm(const void* x, int64_t x_pitch, const void* residual, int64_t residual_pitch, const void* weight,
-                     int64_t tokens, int64_t columns, int64_t dtype, float eps, void* out, void* total) {
+inline void rms_norm(const RmsNorm& op) {
   constexpr int64_t kTokens = 32;  // of a task
-  const Buffer<float> sums(columns * max_threads());
-  with_floats(dtype, [&](auto element) {
-    using Element = decltype(element);
-    parallel_for(tokens, kTokens, [&](int64_t first, int64_t last, int thread) {
+  const Buffer<float> sums(op.columns * max_threads());
+  with_floats(op.x.dtype, [&](auto element) {
+    parallel_for(op.tokens, kTokens, [&](int64_t first, int64_t last, int thread) {
       for (int64_t token = first; token < last; ++token)
-        rms_norm_row<Element>(row_of<Element>(x, x_pitch, token),
-                              residual ? row_of<Element>(residual, residual_pitch, token) : nullptr, weight, columns,
-                              eps, row_of<Element>(out, columns, token),
-                              total ? row_of<Element>(total, columns, token) : nullptr, sums + columns * thread);
+        rms_norm_row<decltype(element)>(op, token, sums + op.columns * thread);
     });
   });
 }

@@ -1,7 +1,7 @@
-// Rows of fp32 or bf16 in memory, read and written as fp32 lanes.
+// Rows of tensors [A, B, D], such as a paged cache [num_blocks, block_size, D] or queries [T, heads, D], as fp32 lanes.
 #pragma once
 #include "glm5_kernels.h"
-#include "simd/lanes.h"
+#include "simd/shuffle.h"
 
 namespace glm5::GLM5_SET {
 
@@ -23,32 +23,30 @@ struct Bf16 {
   static GLM5_INLINE F32x16 rounded(F32x16 x) { return rounded_to_bf16(x); }
 };
 
-// Elements index .. index + count of an array, count < 16, and zeros behind them.
+// Sixteen int8 as fp32 lanes.
+struct Int8 {
+  static constexpr int64_t kBytes = 1;
+  static GLM5_INLINE F32x16 load(const void* p, int64_t index) {
+    return F32x16::load_int8(static_cast<const int8_t*>(p) + index);
+  }
+};
+
+// Up to sixteen columns from `column` on of a row in memory, and zeros behind them.
 template <class Element>
-GLM5_INLINE F32x16 load_some(const void* p, int64_t index, int64_t count) {
+GLM5_INLINE F32x16 load_columns(const void* row, int64_t column, int64_t count) {
+  if (count >= kLanes) return Element::load(row, column);
   char copy[kLanes * Element::kBytes] = {};
-  __builtin_memcpy(copy, static_cast<const char*>(p) + Element::kBytes * index,
+  __builtin_memcpy(copy, static_cast<const char*>(row) + Element::kBytes * column,
                    static_cast<size_t>(Element::kBytes * count));
   return Element::load(copy, 0);
 }
 template <class Element>
-GLM5_INLINE void store_some(void* p, int64_t index, int64_t count, F32x16 x) {
+GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 x) {
+  if (count >= kLanes) return Element::store(row, column, x);
   char copy[kLanes * Element::kBytes];
   Element::store(copy, 0, x);
-  __builtin_memcpy(static_cast<char*>(p) + Element::kBytes * index, copy, static_cast<size_t>(Element::kBytes * count));
-}
-
-// Up to sixteen columns from `column` on of a row in memory.
-template <class Element>
-GLM5_INLINE F32x16 load_columns(const void* row, int64_t column, int64_t count) {
-  return count >= kLanes ? Element::load(row, column) : load_some<Element>(row, column, count);
-}
-template <class Element>
-GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 x) {
-  if (count >= kLanes)
-    Element::store(row, column, x);
-  else
-    store_some<Element>(row, column, count, x);
+  __builtin_memcpy(static_cast<char*>(row) + Element::kBytes * column, copy,
+                   static_cast<size_t>(Element::kBytes * count));
 }
 
 // work(Fp32{}) or work(Bf16{}), as dtype says.
@@ -60,14 +58,59 @@ void with_floats(int64_t dtype, const Work& work) {
     work(Bf16{});
 }
 
-// The address of row `row`.
-template <class Element>
-GLM5_INLINE const char* row_of(const void* base, int64_t pitch, int64_t row) {
-  return static_cast<const char*>(base) + Element::kBytes * pitch * row;
+// work(Fp32{}), work(Bf16{}) or work(Int8{}), as dtype says.
+template <class Work>
+GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
+  if (dtype == kFp32)
+    work(Fp32{});
+  else if (dtype == kBf16)
+    work(Bf16{});
+  else
+    work(Int8{});
 }
+
+GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
+
+// The address of row (a, b).
+GLM5_INLINE const char* row_at(const Rows& rows, int64_t a, int64_t b) {
+  return static_cast<const char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
+}
+GLM5_INLINE char* writable_row_at(const Rows& rows, int64_t a, int64_t b) {
+  return const_cast<char*>(row_at(rows, a, b));
+}
+
+// out fp32 [dims] <- a row of dtype; dims is a multiple of 16.
+inline void load_row(const void* row, int64_t dtype, int64_t dims, float* out) {
+  with_elements(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) decltype(element)::load(row, i).store(out + i);
+  });
+}
+// out fp32 or bf16, as dtype says, <- an fp32 row [dims]; dims is a multiple of 16.
+inline void store_row(const float* row, int64_t dtype, int64_t dims, void* out) {
+  with_floats(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) decltype(element)::store(out, i, F32x16::load(row + i));
+  });
+}
+
+// Prefetches `bytes` bytes: selected rows are scattered, so no hardware prefetcher finds them.
+GLM5_INLINE void prefetch(const void* address, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i, 0, 2);
+}
+
+// out fp32 [dims, 16], `pitch` fp32 from row to row, <- sixteen rows [dims] transposed, each `skipped` bytes after its
+// address; dims is a multiple of 16. Pairs of bf16 move like an fp32.
 template <class Element>
-GLM5_INLINE char* row_of(void* base, int64_t pitch, int64_t row) {
-  return static_cast<char*>(base) + Element::kBytes * pitch * row;
+inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, float* out, int64_t pitch) {
+  for (int64_t i = 0; i < dims; i += kLanes) {
+    F32x16 x[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) x[lane] = Element::load(rows[lane] + skipped, i);
+    transpose(x);
+    for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
+  }
+}
+inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, int64_t dtype, float* out,
+                           int64_t pitch) {
+  with_elements(dtype, [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
 }
 
 }  // namespace glm5::GLM5_SET

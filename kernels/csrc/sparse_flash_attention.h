@@ -11,10 +11,11 @@
 #pragma once
 #include <math.h>
 
-#include "arena.h"
 #include "exponential.h"
-#include "paged_rows.h"
 #include "panel.h"
+#include "parallel.h"
+#include "rows.h"
+#include "simd/amx.h"
 
 namespace glm5::GLM5_SET {
 
@@ -69,12 +70,12 @@ struct AttentionSums {
   }
 };
 
-// sums.ckv and kpe <- the addresses of a token's first `most` selected rows; their number. The last one is repeated up
-// to a multiple of kPanelColumns: padding must be a row that was written.
-inline int64_t select_rows(const Attention& op, int64_t token, int64_t most, const AttentionSums& sums) {
+// sums.ckv and kpe <- the addresses of a token's selected rows; their number. The last one is repeated up to a multiple
+// of kPanelColumns: padding must be a row that was written.
+inline int64_t select_rows(const Attention& op, int64_t token, const AttentionSums& sums) {
   const int32_t *indices = op.topk_indices + token * op.topk,
                 *blocks = op.block_table + op.request[token] * op.max_blocks;
-  const int64_t visible = op.visible[token], entries = min(min(most, op.topk), visible);
+  const int64_t visible = op.visible[token], entries = min(op.topk, visible);
   int64_t count = 0;
   for (int64_t column = 0; column < entries; ++column) {
     const int64_t position = indices[column];
@@ -123,6 +124,27 @@ inline void store_sums(const Attention& op, const AttentionTask& task, int64_t c
     op.lse[task.token * op.heads + task.first_head + head] =
         count ? sums.peak[head] + logf(sums.total[head]) : kInfinity;
   }
+}
+
+// A Tile, one for each thread, is the memory of one way of computing: add_tile adds up to
+// Tile::kKeys of the selected rows, those from `start` on.
+template <class Tile>
+void attend(const Attention& op) {
+  const HeadGroups groups(op, Tile::kUnit);
+  const auto make = [&](Arena& arena) { return Tile(arena, op, groups.heads); };
+  const PerThread tiles(make);
+  parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
+    const Tile tile = tiles[thread];
+    [[maybe_unused]] const Tiles registers;
+    for (int64_t index = first; index < last; ++index) {
+      const AttentionTask task = groups.task(op, index);
+      const int64_t count = select_rows(op, task.token, tile);
+      load_query(op, task, tile);
+      tile.clear();
+      for (int64_t start = 0; start < count; start += Tile::kKeys) add_tile(op, start, count, tile);
+      store_sums(op, task, count, tile);
+    }
+  });
 }
 
 }  // namespace glm5::GLM5_SET

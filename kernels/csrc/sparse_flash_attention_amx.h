@@ -8,7 +8,7 @@
 // Rapids that took a tenth longer, in decode and prefill.
 #pragma once
 #include "amx_bf16.h"
-#include "sparse_flash_attention.h"
+#include "sparse_flash_attention_vectors.h"
 
 namespace glm5::GLM5_SET {
 #if defined(__AMX_BF16__)
@@ -22,7 +22,8 @@ inline bool attends_by_amx(const Attention& op) {
 // Memory of a thread; H heads in whole sides, R = rank, D = rank + rope. Rows of pairs and mixed are longer than
 // needed: a power of two apart they would share sets of a cache.
 struct AmxTile : AttentionSums {
-  static constexpr int64_t kKeys = 128;  // the more, the fewer times sums are loaded and stored; all fits an L2 cache
+  static constexpr int64_t kUnit = kSide;  // heads of a task
+  static constexpr int64_t kKeys = 128;    // the more, the fewer times sums are loaded and stored; all fits an L2 cache
 
   int64_t dims;
   float* query;        // [H / 16, D / 2, 16] pairs
@@ -32,8 +33,8 @@ struct AmxTile : AttentionSums {
   float* probs;        // [H, 2, kKeys / 2] pairs, the same transposed
   uint16_t* unpacked;  // [2, R], of two packed rows
 
-  AmxTile(Arena& arena, const Attention& op, int64_t heads)
-      : AttentionSums(arena, op, heads, op.rank + kLanes),
+  AmxTile(Arena& arena, const Attention& op, int64_t task_heads)
+      : AttentionSums(arena, op, round_up(task_heads, kSide), op.rank + kLanes),
         dims(op.rank + op.rope),
         query(arena.take<float>(heads * dims / 2)),
         keys(arena.take<uint16_t>(kKeys * dims)),
@@ -174,30 +175,23 @@ inline void add_values(const Attention& op, int64_t whole, int terms, bool fresh
     }
 }
 
-inline void attend_by_amx(const Attention& op) {
-  const HeadGroups groups(op, kSide);
-  const auto make = [&](Arena& arena) { return AmxTile(arena, op, round_up(groups.heads, kSide)); };
-  const PerThread tiles(make);
+inline void add_tile(const Attention& op, int64_t start, int64_t count, const AmxTile& tile) {
+  const int64_t keys = min(AmxTile::kKeys, count - start), whole = round_up(keys, kSide);
   const int terms = op.round_probs ? 1 : 2;
-  parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
-    const AmxTile tile = tiles[thread];
-    const Tiles registers;
-    for (int64_t index = first; index < last; ++index) {
-      const AttentionTask task = groups.task(op, index);
-      const int64_t count = select_rows(op, task.token, op.topk, tile);
-      load_query(op, task, tile);
-      tile.clear();
-      for (int64_t start = 0; start < count; start += AmxTile::kKeys) {
-        const int64_t keys = min(AmxTile::kKeys, count - start), whole = round_up(keys, kSide);
-        gather(op, start, keys, whole, tile);
-        score_tile(whole, tile);
-        softmax_tile(op, keys, whole, terms, tile);
-        add_values(op, whole, terms, start == 0, tile);
-      }
-      store_sums(op, task, count, tile);
-    }
-  });
+  gather(op, start, keys, whole, tile);
+  score_tile(whole, tile);
+  softmax_tile(op, keys, whole, terms, tile);
+  add_values(op, whole, terms, start == 0, tile);
 }
 
 #endif
+
+inline void sparse_flash_attention(const Attention& op) {
+  if (!op.tokens || !op.heads) return;
+#if defined(__AMX_BF16__)
+  if (attends_by_amx(op)) return attend<AmxTile>(op);
+#endif
+  attend<VectorTile>(op);
+}
+
 }  // namespace glm5::GLM5_SET

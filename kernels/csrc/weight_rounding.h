@@ -92,28 +92,26 @@ inline float best_scale(const float* row, int64_t k, float start, int64_t steps,
   return best.scale;
 }
 
-inline void ssz_scale(const float* weight, int64_t rows, int64_t k, int64_t largest, int64_t steps, const float* grid,
-                      int64_t ratios, float* out) {
-  const Range range(largest);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* const w = weight + k * row;
-    const float peak = largest_of(w, nullptr, k, nullptr);
-    out[row] = peak > 0 ? best_scale(w, k, peak / range.high, steps, grid, ratios, range) : 1.0f;
+inline void ssz_scale(const SszScale& op) {
+  const Range range(op.largest);
+  for (int64_t row = 0; row < op.rows; ++row) {
+    const float* const w = op.weight + op.k * row;
+    const float peak = largest_of(w, nullptr, op.k, nullptr);
+    op.out[row] = peak > 0 ? best_scale(w, op.k, peak / range.high, op.steps, op.grid, op.ratios, range) : 1.0f;
   }
 }
 
-inline void fake_round(const float* weight, const float* factor, int64_t rows, int64_t k, int64_t largest,
-                       int64_t steps, float* out) {
-  const Range range(largest);
+inline void fake_round(const FakeRound& op) {
+  const Range range(op.largest);
   const float minmax = 1.0f;
-  for (int64_t row = 0; row < rows; ++row) {
-    float* const w = out + k * row;
-    const float peak = largest_of(weight + k * row, factor, k, w);
+  for (int64_t row = 0; row < op.rows; ++row) {
+    float* const w = op.out + op.k * row;
+    const float peak = largest_of(op.weight + op.k * row, op.factor, op.k, w);
     if (peak == 0) continue;
     const float start = peak / range.high;
-    const float scale = steps > 0 ? best_scale(w, k, start, steps, &minmax, 1, range) : start;
-    for (int64_t i = 0; i < k; i += kLanes) {
-      const int64_t count = min(kLanes, k - i);
+    const float scale = op.steps > 0 ? best_scale(w, op.k, start, op.steps, &minmax, 1, range) : start;
+    for (int64_t i = 0; i < op.k; i += kLanes) {
+      const int64_t count = min(kLanes, op.k - i);
       const F32x16 step = F32x16::broadcast(scale);
       store_columns<Fp32>(w, i, count, range.rounded(load_columns<Fp32>(w, i, count) / step) * step);
     }
@@ -124,10 +122,10 @@ inline void fake_round(const float* weight, const float* factor, int64_t rows, i
 // stays).
 enum class Stored { kByte, kLow, kHigh };
 
-// Integers to `out`; adds their sum to `total`, squared errors and squared weights to `squares`.
+// Integers to `out`; returns their sum; adds squared errors and squared weights to `squares`.
 template <Stored kStored>
-void round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out, float& total,
-               double (&squares)[2]) {
+float round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out, double (&squares)[2]) {
+  float total = 0;
   F32x16 sums = F32x16::zero(), errors = sums, weights = sums;
   const F32x16 step = F32x16::broadcast(scale);
   int64_t i = 0;
@@ -164,25 +162,24 @@ void round_run(const float* row, int64_t k, float scale, const Range& range, int
     if constexpr (kStored == Stored::kLow) out[i] = static_cast<int8_t>(integer & 15);
     if constexpr (kStored == Stored::kHigh) out[i] = static_cast<int8_t>((integer * 16) | out[i]);
   }
+  return total;
 }
 
-inline void round_rows(const float* weight, const float* scale, int64_t rows, int64_t k, int64_t bits, int64_t parts,
-                       int8_t* stored, float* sums, double* squares) {
-  const Range range((int64_t{1} << (bits - 1)) - 1);
-  const int64_t run = k / parts;
-  double totals[2] = {};
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t part = 0; part < parts; ++part) {
-      const auto round = bits == 8 ? round_run<Stored::kByte>
-                         : row % 2 ? round_run<Stored::kHigh>
-                                   : round_run<Stored::kLow>;
-      const int64_t line = bits == 8 ? row : row / 2;
-      float total = 0;
-      round(weight + k * row + run * part, run, scale[row], range, stored + k * line + run * part, total, totals);
-      sums[parts * row + part] = total;
-    }
-  squares[0] = totals[0];
-  squares[1] = totals[1];
+inline void round_rows(const RoundRows& op) {
+  const Range range((int64_t{1} << (op.bits - 1)) - 1);
+  const int64_t run = op.k / op.parts;
+  double squares[2] = {};
+  for (int64_t row = 0; row < op.rows; ++row) {
+    const auto round = op.bits == 8 ? round_run<Stored::kByte>
+                       : row % 2    ? round_run<Stored::kHigh>
+                                    : round_run<Stored::kLow>;
+    int8_t* const line = op.stored + op.k * (op.bits == 8 ? row : row / 2);
+    for (int64_t part = 0; part < op.parts; ++part)
+      op.sums[op.parts * row + part] =
+          round(op.weight + op.k * row + run * part, run, op.scale[row], range, line + run * part, squares);
+  }
+  op.squares[0] = squares[0];
+  op.squares[1] = squares[1];
 }
 
 }  // namespace glm5::GLM5_SET

@@ -1,6 +1,6 @@
 """GLM-5's fused operators as plain functions on torch tensors. Needs torch; knows no model and no server.
 
-One folder per op: `__init__.py` is the contract (maths, shapes, errors), `reference.py` the slow, obvious version.
+One module per op: its contract (maths, shapes, errors) and its reference, the slow, obvious version.
 """
 
 from __future__ import annotations

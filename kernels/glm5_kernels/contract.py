@@ -2,12 +2,13 @@
 
     class VUpProj(NamedTuple):
         latent: Annotated[Tensor, "float [T, H, R]"]
-        w_uv: Annotated[Tensor, "float [H, R, V]"]
+        w_uv: Annotated[Tensor, "latent [H, R, V]"]
 
-A type is `float` (fp32, bf16 or fp16), `int` (any integers), `any`, or the name of one dtype. Sizes of one name are
-equal; a number is that size; `...` stands for any leading sizes. Fields that are NamedTuples themselves have their own
-names. A field marked `WRITTEN` is changed by the op, so no element of it may repeat another one. `rules`, if there is
-one, raises `KernelInputError` for what else must fit of shapes, dtypes and numbers, `check_values` for tensors' values.
+A type is `float` (fp32, bf16 or fp16), `int` (any integers), `any`, the name of one dtype, or of an earlier field with
+that dtype. Sizes of one name are equal; a number is that size; `...` stands for any leading sizes. Fields that are
+NamedTuples themselves have their own names. A field marked `WRITTEN` is changed by the op, so no element of it may
+repeat another one. `rules`, if there is one, raises `KernelInputError` for what else must fit of shapes, dtypes and
+numbers, `check_values` for tensors' values.
 """
 
 from __future__ import annotations
@@ -34,22 +35,14 @@ _DTYPES: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
 
 
 class TensorSpec(NamedTuple):
-    """The declared type and shape of a field.
-
-    Attributes:
-        number: of the field.
-        kind: a key of `_DTYPES`; dtypes: what it allows, empty: all.
-        sizes: names or numbers; `leading` if any sizes may precede them.
-        written: the op changes the tensor.
-    """
+    """The declared type and shape of a field; `number` is its index in the contract."""
 
     name: str
     number: int
-    kind: str
-    dtypes: tuple[torch.dtype, ...]
+    kind: str  # a key of `_DTYPES`, or an earlier field
     sizes: tuple[str, ...]
-    leading: bool
-    written: bool
+    leading: bool  # any sizes may precede `sizes`
+    written: bool  # the op changes the tensor
 
 
 @cache
@@ -61,7 +54,7 @@ def tensor_specs(contract: Any) -> tuple[TensorSpec, ...]:
             _, text, *marks = get_args(hint)
             kind, shape = re.fullmatch(r"(\w+) \[(.*)\]", text).groups()  # type: ignore[union-attr]
             sizes = tuple(size for size in shape.split(", ") if size != "...")
-            specs.append(TensorSpec(name, number, kind, _DTYPES[kind][1], sizes, "..." in shape, WRITTEN in marks))
+            specs.append(TensorSpec(name, number, kind, sizes, "..." in shape, WRITTEN in marks))
     return tuple(specs)
 
 
@@ -101,8 +94,8 @@ def _signature(operand: Any) -> Any:
 
 def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
     contract: Any = type(operands)
-    sizes = {"1": 1}
-    for name, number, kind, dtypes, names, leading, written in tensor_specs(contract):
+    sizes: dict[str, int] = {}
+    for name, number, kind, names, leading, written in tensor_specs(contract):
         tensor = operands[number]
         if tensor is None:
             continue
@@ -111,11 +104,14 @@ def _check(operands: Any, prefix: str, device: torch.device | None) -> None:
             shape = shape[-len(names) :]
         fits = len(shape) == len(names)
         for size, size_name in zip(shape, names, strict=False):
-            fits = sizes.setdefault(size_name, size) == size and fits
+            expected_size = int(size_name) if size_name.isdigit() else size
+            fits = sizes.setdefault(size_name, expected_size) == size and fits
         if not fits:
             expected = ["..."] * leading + [str(sizes.get(size_name, "*")) for size_name in names]
             raise _wrong_shape(prefix + name, tensor, expected)
-        if dtypes and tensor.dtype not in dtypes:
+        if kind not in _DTYPES:
+            require_same_dtype(prefix + name, tensor, prefix + kind, getattr(operands, kind))
+        elif _DTYPES[kind][1] and tensor.dtype not in _DTYPES[kind][1]:
             raise KernelInputError(f"{prefix}{name} is {tensor.dtype}, expected {_DTYPES[kind][0]}")
         if written and 0 in tensor.stride() and _repeats(tensor):
             raise KernelInputError(
@@ -163,14 +159,3 @@ def contract_name(op: str) -> str:
 def op_name(contract: Callable[..., Any]) -> str:
     """The inverse of `contract_name`."""
     return re.sub(r"(?<=.)(?=[A-Z])", "_", contract.__name__).lower()
-
-
-def checked(contract: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which takes operands, as a function of the fields of its contract that checks them."""
-
-    def run(*arguments: Any, **keywords: Any) -> Any:
-        operands = contract(*arguments, **keywords)
-        check(operands)
-        return function(operands)
-
-    return run

@@ -24,16 +24,14 @@ from glm5_kernels.indexer_preprocess import IndexerPreprocess
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, LinearWeights, quantize_per_token, unpack_int4
 from glm5_kernels.int8_linear import Int8Linear
 from glm5_kernels.kda import Kda
-from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
-from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant, quantize_indexer
 from glm5_kernels.mhc import Mhc
 from glm5_kernels.mla_preprocess import MlaPreprocess
 from glm5_kernels.paged_cache import PagedBatch, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
 from glm5_kernels.registry import choose, report
 from glm5_kernels.rms_norm import RmsNorm
-from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant
-from glm5_kernels.sparse_flash_attention.reference import pack_latents
+from glm5_kernels.sparse_flash_attention import SparseFlashAttention, SparseFlashAttentionQuant, pack_latents
 from glm5_kernels.v_up_proj import VUpProj
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale

@@ -16,22 +16,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
-from glm5_kernels.native.library import widens_bf16
-
-__all__ = [
-    "FOLDERS", "IMPLEMENTATIONS", "OPS", "TORCH_NPU_ALONE", "VARIABLE", "Choice", "KernelInputError",
-    "KernelUnavailableError", "UnsupportedVariantError", "choose", "contract", "cpu_instructions", "function",
-    "load", "missing", "obstacle", "report", "select", "widens_bf16",
-]  # fmt: skip
+from glm5_kernels.errors import KernelInputError as KernelInputError
+from glm5_kernels.errors import KernelUnavailableError as KernelUnavailableError
+from glm5_kernels.errors import UnsupportedVariantError as UnsupportedVariantError
+from glm5_kernels.native import library
+from glm5_kernels.native.library import widens_bf16 as widens_bf16
 
 VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: C++ (kernels/csrc). npu: torch_npu's and vllm-ascend's operators.
 #: triton: our kernels for Triton-Ascend.
 IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
-#: Where an implementation is: the module for an op's folder, which holds a function named like the op.
-_MODULES = {
-    "reference": "glm5_kernels.{}.reference",
+#: Where an implementation is: a module named like that of the contract, which holds a function named like the op.
+_PACKAGES = {
+    "reference": "glm5_kernels.{}",
     "cpu": "glm5_kernels.native.{}",
     "npu": "glm5_kernels.ascend.{}",
     "triton": "glm5_kernels.ascend.triton.{}",
@@ -44,8 +41,8 @@ OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("indexer_preprocess", "indexer_pool", "kda", "v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "mhc", "hadamard",
      "ssz_scale", "round_rows", "fake_round", "gptq_inverse_factors", "gptq_round"), ("reference", "cpu"),
 )  # fmt: skip
-#: Ops that live in a folder of another name, because they share their code.
-FOLDERS = {
+#: Ops in a module of another name, because they share their code.
+_MODULES = {
     "lightning_indexer_quant": "lightning_indexer",
     "sparse_flash_attention_quant": "sparse_flash_attention",
     "ssz_scale": "weight_rounding",
@@ -54,8 +51,10 @@ FOLDERS = {
     "gptq_inverse_factors": "gptq",
     "gptq_round": "gptq",
 }
-#: Ops whose NPU kernel is torch_npu's own; those of the others are compiled by vllm-ascend.
-TORCH_NPU_ALONE = ("lightning_indexer",)
+#: The packages that an implementation needs.
+_NEEDED = {"npu": ("torch_npu", "vllm_ascend"), "triton": ("triton",)}
+#: Its NPU kernel is torch_npu's own; those of the other ops are compiled by vllm-ascend.
+_TORCH_NPU_ALONE = "lightning_indexer"
 _selected: str | None = None
 #: In the order of `auto`, by the device of the tensors.
 _AUTO = {"cpu": ("cpu", "reference"), "npu": ("npu", "reference")}
@@ -71,40 +70,22 @@ class Choice:
     why: str
 
 
-def missing(implementation: str) -> str | None:
-    """The package or CPU feature that an implementation needs and this machine lacks; None if it can run."""
-    if implementation == "cpu":
-        from glm5_kernels.native import library
-
-        return library.missing()
-    if implementation == "npu" and not _installed("torch_npu"):
-        return "torch_npu is not installed (use the vllm-ascend image)"
-    if implementation == "triton" and not _installed("triton"):
-        return "triton is not installed (use the vllm-ascend image, which has Triton-Ascend)"
-    return None
-
-
-@functools.cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def obstacle(op: str, implementation: str, device: str) -> str | None:
     """Why `implementation` cannot run `op` on `device`'s tensors; None if it can."""
     if implementation not in OPS[op]:
         return f"{op} has no {implementation} implementation, only {', '.join(OPS[op])}"
-    if implementation == "cpu" and device != "cpu":
-        return f"cpu kernels cannot read tensors on {device}"
+    if implementation == "cpu":
+        return library.missing() if device == "cpu" else f"cpu kernels cannot read tensors on {device}"
     if implementation == "triton" and device == "cpu":
-        return "Triton kernels need a device; `make prove-kernels` runs them on a CPU"
-    reason = missing(implementation)
-    if implementation != "npu" or reason is not None:
-        return reason
-    if device == "cpu":
-        return "the tensors are on the CPU"
-    if op not in TORCH_NPU_ALONE and not _installed("vllm_ascend"):
-        return "vllm_ascend is not installed, which has this kernel (use the vllm-ascend image)"
-    return None
+        return "Triton kernels need a device; tests/proof runs them on a CPU"
+    for package in _NEEDED.get(implementation, ()):
+        if not _installed(package) and (package, op) != ("vllm_ascend", _TORCH_NPU_ALONE):
+            return f"{package} is not installed (use the vllm-ascend image)"
+    return "the tensors are on the CPU" if implementation == "npu" and device == "cpu" else None
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def select(implementation: str | None) -> None:
@@ -158,23 +139,30 @@ def contract(op: str) -> Any:
     """The op's contract: a NamedTuple of its operands (`contract`)."""
     from glm5_kernels.contract import contract_name
 
-    return getattr(import_module(f"glm5_kernels.{FOLDERS.get(op, op)}"), contract_name(op))
+    return getattr(import_module(f"glm5_kernels.{_MODULES.get(op, op)}"), contract_name(op))
 
 
 @functools.cache
 def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation; it takes the op's operands and checks them against the contract."""
-    from glm5_kernels.contract import checked
+    from glm5_kernels.contract import check
 
-    module = import_module(_MODULES[implementation].format(FOLDERS.get(op, op)))
-    return checked(contract(op), getattr(module, op))
+    operands_of = contract(op)
+    compute = getattr(import_module(_PACKAGES[implementation].format(_MODULES.get(op, op))), op)
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        operands = operands_of(*arguments, **keywords)
+        check(operands)
+        return compute(operands)
+
+    return run
 
 
 @functools.cache
 def function(op: str, device: str = "cpu") -> Callable[..., Any]:
     """The function to call for tensors on `device`; logs it once if C++ is missing. Raises as `choose` does."""
     choice = choose(op, device)
-    if device == "cpu" and choice.why == missing("cpu"):
+    if device == "cpu" and choice.why == library.missing():
         _log_slowness(choice.why)
     return load(op, choice.implementation)
 
@@ -195,8 +183,6 @@ def cpu_instructions() -> tuple[str, str]:
     Raises:
         KernelUnavailableError: the ops in C++ cannot run here.
     """
-    from glm5_kernels.native import library
-
     reason = library.missing()
     if reason is not None:
         raise KernelUnavailableError(reason)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.hadamard.reference import hadamard_matrix
+from glm5_kernels.hadamard import hadamard_matrix
 from tests.ops.support.implementations import cpu, reference
 
 SIZES = [1, 2, 4, 12, 24, 48, 96, 192, 384, 768, 1536, 20, 40, 64, 128, 512, 2048, 28, 36, 52, 576]

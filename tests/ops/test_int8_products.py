@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from glm5_kernels import int8
+from glm5_kernels import w4a8_moe as reference
 from glm5_kernels.native.int8_linear import apply_linear
 from glm5_kernels.native.w4a8_moe import w4a8_moe
-from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe, reference
+from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 MODES = [int8.PER_TOKEN, int8.PER_TENSOR]

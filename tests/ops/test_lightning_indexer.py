@@ -62,7 +62,7 @@ def test_all_scores_equal_gives_the_first_positions() -> None:
 
 
 def test_blockwise_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from glm5_kernels.lightning_indexer import reference
+    from glm5_kernels import lightning_indexer as reference
 
     batch = paged_batch([40, 21], [40, 3])
     cache = batch.cache([torch.randn(length, 8) for length in batch.lengths])

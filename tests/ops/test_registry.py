@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glm5_kernels import ops, registry
-from glm5_kernels.native import library
+from glm5_kernels.native import library, rows, w4a8_moe
 from tests.support.command import ROOT
 
 NO_LIBRARY = "installed without the compiled kernels (install g++, then pip install glm5-ascend again)"
@@ -91,15 +91,20 @@ def test_an_instruction_set_that_is_not_there_is_named_with_those_that_are(monke
         library.instruction_set()
 
 
-def test_functions_are_called_as_the_header_declares_them() -> None:
-    """The letters of every call in Python against the prototypes of glm5_kernels.h."""
+def test_operands_are_packed_as_the_header_declares_them() -> None:
+    """The letters of every call in Python against the struct of glm5_kernels.h that the exported op takes."""
     header = re.sub(r"//.*", "", (ROOT / "kernels/csrc/glm5_kernels.h").read_text())
-    declared = {
-        name: "".join("p" if "*" in argument else {"float": "f", "double": "d"}.get(argument.split()[0], "i")
-                      for argument in arguments.split(","))
-        for name, arguments in re.findall(r"GLM5_NAME\((\w+)\)\(([^)]*)\)", header)
-    }  # fmt: skip
+    structs: dict[str, str] = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\};", header, re.DOTALL):
+        letters = ""
+        for field in filter(None, map(str.strip, body.split(";"))):
+            kind, names = field.removeprefix("const ").split(maxsplit=1)
+            letter = structs.get(kind) or {"double": "d"}.get(kind, "i")
+            letters += "".join("p" if "*" in kind + field_name else letter for field_name in names.split(","))
+        structs[name] = letters
+    exports = "".join(path.read_text() for path in (ROOT / "kernels/csrc").glob("*.cpp"))
+    declared = {op: structs[name] for op, name in re.findall(r"GLM5_EXPORT\((\w+), (\w+)\)", exports)}
     sources = "".join(path.read_text() for path in (ROOT / "kernels/glm5_kernels/native").glob("*.py"))
-    called = dict(re.findall(r'function\(\s*"(\w+)", "(\w+)"', sources))
-    called |= dict.fromkeys(re.findall(r'packed\(\s*"(\w+)"', sources), "p")
-    assert called == declared
+    constants = {**vars(rows), "BLOCKS": w4a8_moe.BLOCKS}
+    called = re.findall(r'function\(\s*"(\w+)", (.+?)\)\(', sources)
+    assert {op: eval(letters, constants) for op, letters in called} == declared

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 
 from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN, QUANT_MODES
-from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.lightning_indexer import quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import PREPROCESS_OUTPUTS, ROUNDED_CODES, Case, cases, preprocess_operands
 from glm5_kernels.parity.compare import Tolerance
-from glm5_kernels.sparse_flash_attention.reference import pack_latents
+from glm5_kernels.sparse_flash_attention import pack_latents
 
 REAL = "GLM-5"
 HEADS, RANK, ROPE, Q_LORA, HIDDEN = 64, 512, 64, 2048, 6144

@@ -2,8 +2,8 @@
 #pragma once
 #include "lanes.h"
 
-#if defined(__AMX_TILE__)
 namespace glm5::GLM5_SET {
+#if defined(__AMX_TILE__)
 
 constexpr int kTileBytes = 4 * kTile;  // of a row
 constexpr int kTileSize = kTile * kTileBytes;
@@ -28,36 +28,30 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-// Sixteen vectors of 32-bit lanes as a matrix, transposed in place.
-GLM5_INLINE void transpose(__m512i (&m)[kTile]) {
-  __m512i t[kTile];
-#pragma GCC unroll 8
-  for (int i = 0; i < kTile; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(m[i], m[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(m[i], m[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kTile; i += 4) {  // m[i + c]: columns c, c + 4, c + 8, c + 12 of rows i .. i + 3
-    m[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    m[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    m[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    m[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    t[c] = _mm512_shuffle_i32x4(m[c], m[4 + c], 0x88);
-    t[4 + c] = _mm512_shuffle_i32x4(m[c], m[4 + c], 0xdd);
-    t[8 + c] = _mm512_shuffle_i32x4(m[8 + c], m[12 + c], 0x88);
-    t[12 + c] = _mm512_shuffle_i32x4(m[8 + c], m[12 + c], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    m[c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0x88);
-    m[8 + c] = _mm512_shuffle_i32x4(t[c], t[8 + c], 0xdd);
-    m[4 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0x88);
-    m[12 + c] = _mm512_shuffle_i32x4(t[4 + c], t[12 + c], 0xdd);
-  }
+// 32 x 32 sums of 32 bits in tiles 0 to 3: two for the upper rows, two for the lower ones. pitch: bytes from row to
+// row.
+GLM5_INLINE void zero_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+GLM5_INLINE void load_tiles(const void* upper, int64_t pitch) {
+  const char *const first = static_cast<const char*>(upper), *const lower = first + kTile * pitch;
+  _tile_loadd(0, first, pitch);
+  _tile_loadd(1, first + kTileBytes, pitch);
+  _tile_loadd(2, lower, pitch);
+  _tile_loadd(3, lower + kTileBytes, pitch);
+}
+GLM5_INLINE void store_tiles(void* upper, int64_t pitch) {
+  char *const first = static_cast<char*>(upper), *const lower = first + kTile * pitch;
+  _tile_stored(0, first, pitch);
+  _tile_stored(1, first + kTileBytes, pitch);
+  _tile_stored(2, lower, pitch);
+  _tile_stored(3, lower + kTileBytes, pitch);
 }
 
-}  // namespace glm5::GLM5_SET
+#else
+struct Tiles {};
 #endif
+}  // namespace glm5::GLM5_SET

@@ -134,11 +134,6 @@ GLM5_INLINE F32x16 to_float(I32x16 x) {
   GLM5_EACH(i) r.v[i] = __builtin_convertvector(x.v[i], Floats);
   return r;
 }
-GLM5_INLINE F32x16 as_float(I32x16 bits) {
-  F32x16 r;
-  GLM5_EACH(i) r.v[i] = (Floats)bits.v[i];
-  return r;
-}
 GLM5_INLINE I32x16 to_int(F32x16 x) {
   I32x16 r;
   GLM5_EACH(i) r.v[i] = __builtin_convertvector(x.v[i], Ints);

@@ -8,16 +8,16 @@
 namespace glm5::GLM5_SET {
 
 // Lane i of the result is lane Order::lane(i) of a and b, one after the other.
-template <class Order, std::size_t... I>
-GLM5_INLINE Floats native_shuffle(Floats a, Floats b, std::index_sequence<I...>) {
+template <class Order, class Native, std::size_t... I>
+GLM5_INLINE Native native_shuffle(Native a, Native b, std::index_sequence<I...>) {
 #if defined(__clang__)
   return __builtin_shufflevector(a, b, Order::lane(I)...);
 #else
   return __builtin_shuffle(a, b, Ints{Order::lane(I)...});
 #endif
 }
-template <class Order>
-GLM5_INLINE Floats native_shuffle(Floats a, Floats b) {
+template <class Order, class Native>
+GLM5_INLINE Native native_shuffle(Native a, Native b) {
   return native_shuffle<Order>(a, b, std::make_index_sequence<kNative>());
 }
 
@@ -43,16 +43,23 @@ template <int kSize, bool kUpper>
 struct Half {
   static constexpr int lane(int i) { return i / (kSize / 2) * kSize + i % (kSize / 2) + (kUpper ? kSize / 2 : 0); }
 };
-template <int kSize, int kCount>
-GLM5_INLINE void add_halves(Floats* x) {
+// x[i] <- the sum of register i of kCount, in lane i % kSize: halves of runs of kSize lanes are added, then of halves.
+template <int kSize, int kCount, class Native>
+GLM5_INLINE void add_halves(Native* x) {
   if constexpr (kSize > 1) {
     constexpr int kLeft = kCount > 1 ? kCount / 2 : 1;
     for (int i = 0; i < kLeft; ++i) {
-      const Floats a = x[kCount > 1 ? 2 * i : 0], b = x[kCount > 1 ? 2 * i + 1 : 0];
+      const Native a = x[kCount > 1 ? 2 * i : 0], b = x[kCount > 1 ? 2 * i + 1 : 0];
       x[i] = native_shuffle<Half<kSize, false>>(a, b) + native_shuffle<Half<kSize, true>>(a, b);
     }
     add_halves<kSize / 2, kLeft>(x);
   }
+}
+// out[0:kCount] <- the sums of the lanes of kCount registers: lane j and lane j + kNative / 2 first, and so on.
+template <int kCount, class Native, class Total>
+GLM5_INLINE void sum_natives(Native* x, Total* out) {
+  add_halves<kNative, kCount>(x);
+  std::memcpy(out, x, sizeof(Total) * kCount);
 }
 // out[i] <- the sum of x[i]: lane j and lane j + 8 first, then by 4, 2 and 1.
 template <int kCount>
@@ -64,8 +71,7 @@ GLM5_INLINE void sum_each(const F32x16* x, float* out) {
       for (int j = 0; j < half; ++j) y.v[j] += y.v[j + half];
     sums[i] = y.v[0];
   }
-  add_halves<kNative, kCount>(sums);
-  std::memcpy(out, sums, sizeof(float) * kCount);
+  sum_natives<kCount>(sums, out);
 }
 
 // The largest lane; a NaN may or may not count.
@@ -131,8 +137,11 @@ GLM5_INLINE F32x16 masked(F32x16 x, F32x16 mask) {
 #if defined(__AVX512BF16__)
 constexpr bool kBf16Pairs = true;
 // total + the products of both bf16 in each lane, the odd ones first.
+GLM5_INLINE Floats native_bf16_pairs(Floats total, Floats a, Floats b) {
+  return _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b);
+}
 GLM5_INLINE F32x16 add_bf16_pairs(F32x16 a, F32x16 b, F32x16 total) {
-  return {{_mm512_dpbf16_ps(total.v[0], (__m512bh)a.v[0], (__m512bh)b.v[0])}};
+  return {{native_bf16_pairs(total.v[0], a.v[0], b.v[0])}};
 }
 #else
 constexpr bool kBf16Pairs = false;

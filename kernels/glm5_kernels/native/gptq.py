@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 import torch.nn.functional as F
 
-from glm5_kernels.gptq import GptqRound
-from glm5_kernels.gptq.reference import gptq_inverse_factors
+from glm5_kernels.gptq import GptqRound, gptq_inverse_factors
 from glm5_kernels.native.library import function
 
 __all__ = ["gptq_inverse_factors", "gptq_round"]
 
 _GROUP = 8  # columns
-
-
-class GptqInputs(ctypes.Structure):
-    """The struct of glm5_kernels.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("columns", "groups", "n")),
-        *((name, ctypes.c_void_p) for name in ("perm", "x", "hinv", "coupling", "gram", "curvature")),
-        ("damping", ctypes.c_double),
-    )
 
 
 def gptq_round(operands: GptqRound) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,12 +20,12 @@ def gptq_round(operands: GptqRound) -> tuple[torch.Tensor, torch.Tensor]:
     gram = (x.mT @ x).contiguous() if passes else coupling  # only the descent reads it
     curvature = F.pad(inputs.float().square().sum(1), (0, -len(inputs) % _GROUP)) + damping
     rows = perm.contiguous(), x, hinv, coupling, gram, curvature
-    shared = GptqInputs(weight.shape[1], len(x), x.shape[1], *(tensor.data_ptr() for tensor in rows), damping)
     weight, new_scale = weight.float().contiguous(), scale.float().contiguous().clone()
     q = torch.empty(weight.shape)
-    function("gptq_round", "ppiiiipp")(
-        weight.data_ptr(), new_scale.data_ptr(), len(weight), largest, passes, refit, ctypes.byref(shared), q.data_ptr()
-    )
+    function("gptq_round", "ppp" + "iiiiiii" + "pppppp" + "d")(
+        weight.data_ptr(), new_scale.data_ptr(), q.data_ptr(), *weight.shape, largest, passes, refit,
+        len(x), x.shape[1], *(tensor.data_ptr() for tensor in rows), damping,
+    )  # fmt: skip
     return q, new_scale
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 
 import torch
 
 from glm5_kernels.native.library import function, instruction_set
-from glm5_kernels.native.rows import DTYPES, FLOATS
+from glm5_kernels.native.rows import FLOATS, ROWS, rows
 
 #: Up to so many tokens torch is slower on every processor.
 FEW = 16
@@ -33,9 +32,7 @@ def by_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x bf16 [T, H, K] times w bf16 [H, N, K] transposed -> bf16 [T, H, N], summed in fp32."""
     (tokens, heads, k), n = x.shape, w.shape[1]
     out = x.new_empty(tokens, heads, n)
-    function("head_products_by_rows", "ppiiiipp")(
-        x.data_ptr(), w.data_ptr(), tokens, heads, k, n, _pitches(x, w, out), out.data_ptr()
-    )
+    function("head_products_by_rows", 3 * ROWS + "iiii")(*rows(x), *rows(w), *rows(out), tokens, heads, k, n)
     return out
 
 
@@ -46,10 +43,7 @@ def per_head(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (tokens, heads, n), r = x.shape, w.shape[2]
     out = x.new_empty(tokens, heads, r)
     if _faster_than_torch(x, w):
-        function("head_products", "pipiiiiipp")(
-            x.data_ptr(), DTYPES[x.dtype], w.data_ptr(), DTYPES[w.dtype], tokens, heads, n, r, _pitches(x, w, out),
-            out.data_ptr(),
-        )  # fmt: skip
+        function("head_products", 3 * ROWS + "iiii")(*rows(x), *rows(w), *rows(out), tokens, heads, n, r)
     elif _ROUNDS_SUMS:
         out.copy_(torch.bmm(x.float().transpose(0, 1), w.float()).transpose(0, 1))
     else:
@@ -63,7 +57,3 @@ def _faster_than_torch(x: torch.Tensor, w: torch.Tensor) -> bool:
     fits = types <= set(FLOATS) and not w.shape[2] % _COLUMNS and x.stride(2) == w.stride(2) == 1
     native = types == {torch.float32} or has_bf16_products()  # torch multiplies by instructions of the processor
     return fits and (tokens > 1 or _ROUNDS_SUMS) and (not native or tokens <= FEW)
-
-
-def _pitches(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * 6)(*x.stride()[:2], *w.stride()[:2], *out.stride()[:2])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.indexer_preprocess import IndexerPreprocess, reference
-from glm5_kernels.native.library import packed
-from glm5_kernels.native.rows import ANGLES, FLOATS, LANES, ROWS, angles, as_angles, as_vector, matrix, rows
+from glm5_kernels import indexer_preprocess as reference
+from glm5_kernels.indexer_preprocess import IndexerPreprocess
+from glm5_kernels.native.library import function
+from glm5_kernels.native.rows import FLOATS, LANES, QUERIES, ROWS, angles, as_angles, as_vector, matrix, rows
 
 
 def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
@@ -16,8 +17,8 @@ def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
         return reference.indexer_preprocess(operands)
     out, slots, (cos, sin) = q.new_empty(q.shape), slot_mapping.long().contiguous(), as_angles(cos, sin)
     weight, bias = as_vector(norm_weight), as_vector(norm_bias)
-    packed("indexer_preprocess", 6 * ROWS + "d" + ANGLES + "ip" + "iiii")(
-        *rows(q), *rows(out), *matrix(k), *rows(k_cache), *matrix(weight), *matrix(bias), eps,
-        *angles(cos, sin), interleaved, slots.data_ptr(), tokens, heads, dim, k_cache.shape[1],
+    function("indexer_preprocess", QUERIES + 4 * ROWS + "dpi")(
+        *rows(q), *rows(out), *angles(cos, sin), interleaved, tokens, heads, dim,
+        *matrix(k), *rows(k_cache), *matrix(weight), *matrix(bias), eps, slots.data_ptr(), k_cache.shape[1],
     )  # fmt: skip
     return out

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.kda import Kda, reference
-from glm5_kernels.native.library import packed
+from glm5_kernels import kda as reference
+from glm5_kernels.kda import Kda
+from glm5_kernels.native.library import function
 from glm5_kernels.native.rows import FLOATS, LANES, ROWS, as_int32, as_rows, rows
 
 
@@ -18,7 +19,7 @@ def kda(operands: Kda) -> torch.Tensor:
     q, k, v, g = map(as_rows, (q, k, v, g))
     tables = [as_int32(x) for x in (query_start_loc, initial_slots, state_slots)]
     beta, out = beta.contiguous(), q.new_empty(v.shape)
-    packed("kda", 5 * ROWS + "ppi" + "ppp" + "iiii")(
+    function("kda", 5 * ROWS + "ppi" + "ppp" + "iiii")(
         *rows(q), *rows(k), *rows(v), *rows(g), *rows(out), beta.data_ptr(), states.data_ptr(), states.stride(0),
         *(table.data_ptr() for table in tables), len(initial_slots), heads, keys, values,
     )  # fmt: skip

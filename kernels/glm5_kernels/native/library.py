@@ -21,15 +21,13 @@ VARIABLE = "GLM5_KERNELS_ISA"
 PATH = Path(__file__).parent.parent / "libglm5_kernels.so"
 #: The instructions that multiply int8 and bf16 in each instruction set.
 INSTRUCTIONS = {
-    "amx": "int8: VPDPBUSD of 64 bytes, TDPBUSD and TDPBSSD of many tokens; bf16: VDPBF16PS, TDPBF16PS",
+    "amx": "int8: VPDPBUSD of 64 bytes, TDPBUSD of many tokens; bf16: VDPBF16PS, TDPBF16PS",
     "avx512bf16": "int8: VPDPBUSD of 64 bytes; bf16: VDPBF16PS",
     "avx512vnni": "int8: VPDPBUSD of 64 bytes; bf16 as fp32",
     "avxvnni": "int8: VPDPBUSD of 32 bytes; bf16 as fp32",
     "avx2": "int8: PMADDWD, INT4: PMADDUBSW; bf16 as fp32",
-    "i8mm": "int8: SMMLA, a single token SDOT; bf16 as fp32",
     "dotprod": "int8: SDOT; bf16 as fp32",
 }
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @cache
@@ -86,7 +84,6 @@ def using(name: str) -> Iterator[None]:
         os.environ.pop(VARIABLE, None) if value is None else os.environ.update({VARIABLE: value})
         instruction_set.cache_clear()
         function.cache_clear()
-        packed.cache_clear()
 
     before = os.environ.get(VARIABLE)
     select(name)
@@ -97,36 +94,20 @@ def using(name: str) -> Iterator[None]:
 
 
 @cache
-def function(op: str, arguments: str) -> Callable[..., None]:
-    """An op's function for the instruction set in use.
+def function(op: str, fields: str) -> Callable[..., None]:
+    """An op's function for the instruction set in use; it takes the fields of the struct of its operands.
 
     Args:
-        arguments: a letter for each: p address (None is null), i int64, f float, d double.
+        fields: a letter for each: p address (0 is null), i int64, d double.
     Raises:
-        RuntimeError: when it is called and cannot allocate its scratch memory; names the op and its arguments.
+        RuntimeError: when it is called and cannot allocate its scratch memory; names the op.
     """
-    call = getattr(_library(), f"glm5_{instruction_set()}_{op}")
-    call.argtypes = [_TYPES[letter] for letter in arguments]
-
-    def done(code: int, _: object, values: tuple[object, ...]) -> None:
-        if code:
-            raise RuntimeError(f"{op} ({instruction_set()}): no memory for its scratch, called with {values}")
-
-    call.errcheck = done
-    result: Callable[..., None] = call
-    return result
-
-
-@cache
-def packed(op: str, fields: str) -> Callable[..., None]:
-    """The function of an op that takes one struct of `fields`, letters as of `function`, of 8 bytes each.
-
-    Raises:
-        RuntimeError: as `function`.
-    """
-    call, layout = function(op, "p"), struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
+    name, layout = instruction_set(), struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
+    call = getattr(_library(), f"glm5_{name}_{op}")
+    call.argtypes = [ctypes.c_char_p]
 
     def run(*values: float) -> None:
-        call(layout.pack(*values))
+        if call(layout.pack(*values)):
+            raise RuntimeError(f"{op} ({name}): no memory for its scratch, called with {values}")
 
     return run

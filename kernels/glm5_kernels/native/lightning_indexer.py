@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
-from glm5_kernels.lightning_indexer.reference import expanded
-from glm5_kernels.native.library import packed
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant, expanded
+from glm5_kernels.native.library import function
 from glm5_kernels.native.rows import DTYPES, ROWS, as_int32, as_rows, rows
 from glm5_kernels.paged_cache import query_layout
 
@@ -31,7 +30,7 @@ def _select(
     visible, out = query_layout(batch, tokens)[1] // pool, torch.empty(tokens, topk, dtype=torch.int32)
     starts, block_table = batch.query_start_loc.long().contiguous(), as_int32(batch.block_table)
     weights, k_scale = weights.contiguous(), None if k_scale is None else k_scale.contiguous()
-    packed("lightning_indexer", 2 * ROWS + "ppppp" + "iiiiii" + "p")(
+    function("lightning_indexer", 2 * ROWS + "ppppp" + "iiiiii" + "p")(
         *rows(q), *rows(k_cache), weights.data_ptr(), 0 if k_scale is None else k_scale.data_ptr(),
         starts.data_ptr(), visible.data_ptr(), block_table.data_ptr(),
         *block_table.shape, k_cache.shape[1], heads, dims, topk, out.data_ptr(),

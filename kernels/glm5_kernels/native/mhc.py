@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from glm5_kernels.mhc import Mhc, reference
-from glm5_kernels.native.library import packed
-from glm5_kernels.native.rows import FLOATS, LANES, ROWS, as_rows, matrix, rows
+from glm5_kernels import mhc as reference
+from glm5_kernels.mhc import Mhc
+from glm5_kernels.native.library import function
+from glm5_kernels.native.rows import FLOATS, LANES, NO_ROWS, ROWS, as_rows, matrix, rows
 
 #: Streams whose weights fit the op's vectors.
 MOST_STREAMS = 8
@@ -20,14 +21,14 @@ def mhc(operands: Mhc) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.
     weights = [x.contiguous() for x in (fn, scale, base, norm_weight)]
     if output is None or post is None or comb is None:
         streams = total = streams.float().contiguous()
-        joined, mixing = (0, 0, 0, 0), (0, 0)
+        joined, mixing = NO_ROWS, (0, 0)
     else:
         streams, output, post, comb = as_rows(streams), as_rows(output), post.contiguous(), comb.contiguous()
         total = streams.new_empty(streams.shape, dtype=torch.float32)
         joined, mixing = matrix(output), (post.data_ptr(), comb.data_ptr())
     post_out, comb_out = total.new_empty(tokens, n), total.new_empty(tokens, n, n)
     entered = norm_weight.new_empty(tokens, columns)
-    packed("mhc", 2 * ROWS + "ppp" + "ppp" + 2 * ROWS + "pp" + "iiii" + "ddd")(
+    function("mhc", 2 * ROWS + "ppp" + "ppp" + 2 * ROWS + "pp" + "iiii" + "ddd")(
         *rows(streams), *joined, *mixing, total.data_ptr(), *(x.data_ptr() for x in weights[:3]),
         *matrix(weights[3]), *matrix(entered), post_out.data_ptr(), comb_out.data_ptr(),
         tokens, n, columns, iterations, rms_eps, hc_eps, norm_eps,

@@ -18,6 +18,10 @@ FLOATS = torch.float32, torch.bfloat16
 LANES = 16
 #: The fields of a struct Rows of glm5_kernels.h, and of a struct Angles.
 ROWS, ANGLES = "piii", "pipiii"
+#: The fields of a struct RotateQueries.
+QUERIES = 2 * ROWS + ANGLES + "iiii"
+#: The struct Rows of an operand that is not there.
+NO_ROWS = 0, 0, 0, 0
 
 
 def matrix(x: torch.Tensor) -> tuple[int, int, int, int]:

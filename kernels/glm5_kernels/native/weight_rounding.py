@@ -11,8 +11,8 @@ from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 def ssz_scale(operands: SszScale) -> torch.Tensor:
     weight, largest, steps, grid = operands
     weight, grid, out = weight.contiguous(), grid.contiguous(), torch.empty(len(weight), 1)
-    function("ssz_scale", "piiiipip")(
-        weight.data_ptr(), *weight.shape, largest, steps, grid.data_ptr(), len(grid), out.data_ptr()
+    function("ssz_scale", "ppiiiiip")(
+        weight.data_ptr(), grid.data_ptr(), *weight.shape, largest, steps, len(grid), out.data_ptr()
     )
     return out
 

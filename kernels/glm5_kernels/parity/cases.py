@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from glm5_kernels.gptq import GptqInverseFactors
-from glm5_kernels.gptq.reference import gptq_inverse_factors
+from glm5_kernels.gptq import GptqInverseFactors, gptq_inverse_factors
 from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN, QUANT_MODES, LinearWeights
-from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.lightning_indexer import quantize_indexer
 from glm5_kernels.parity import flash
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.parity.inputs import (
@@ -31,7 +30,7 @@ from glm5_kernels.parity.inputs import (
     sums,
 )
 from glm5_kernels.parity.inputs import Case as Case
-from glm5_kernels.sparse_flash_attention.reference import pack_latents
+from glm5_kernels.sparse_flash_attention import pack_latents
 from glm5_kernels.w4a8_moe import ExpertWeights
 
 #: Tolerance of `mla_preprocess` in bf16. A division that is off by an ulp, or codes that pass through fp16 as in the
@@ -155,16 +154,15 @@ def preprocess_operands(
 
 
 def _preprocess(generator: torch.Generator) -> Iterator[Case]:
-    for mode, dtype, tokens in itertools.product(QUANT_MODES, (torch.float32, torch.bfloat16), (1, 8, 40)):
+    dtypes = torch.float32, torch.bfloat16
+    variants = [(*variant, ROPE) for variant in itertools.product(QUANT_MODES, dtypes, (1, 8, 40))]
+    variants += [(*variant, 8, 0) for variant in itertools.product(QUANT_MODES, dtypes)]
+    for mode, dtype, tokens, rope in variants:
         allowed = ROUNDED_CODES if dtype == torch.bfloat16 else sums(dtype, HIDDEN)
         outputs = tuple((name, allowed) for name in PREPROCESS_OUTPUTS)
-        arguments = preprocess_operands(mode, dtype, tokens, generator)
-        yield Case("mla_preprocess", f"{mode}, {str(dtype)[6:]}, {tokens} tokens", arguments, outputs)
-    for mode, dtype in itertools.product(QUANT_MODES, (torch.float32, torch.bfloat16)):
-        allowed = ROUNDED_CODES if dtype == torch.bfloat16 else sums(dtype, HIDDEN)
-        outputs = tuple((name, allowed) for name in PREPROCESS_OUTPUTS)
-        arguments = preprocess_operands(mode, dtype, 8, generator, rope=0)
-        yield Case("mla_preprocess", f"{mode}, {str(dtype)[6:]}, 8 tokens, no rotation", arguments, outputs)
+        arguments = preprocess_operands(mode, dtype, tokens, generator, rope=rope)
+        variant = f"{mode}, {str(dtype)[6:]}, {tokens} tokens" + ("" if rope else ", no rotation")
+        yield Case("mla_preprocess", variant, arguments, outputs)
 
 
 def _index_operands(generator: torch.Generator) -> Iterator[Case]:

@@ -24,8 +24,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "sixteen biases are read where fewer columns are left",
-        "I32x16::load(whole ? by.bias + column : bias)",
-        "I32x16::load(by.bias + column)",
+        "load_columns<Fp32>(by.bias, column, count)",
+        "Fp32::load(by.bias, column)",
         ADDRESS,
     ),
     fault(
@@ -38,29 +38,29 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "one count of pairs too few",
-        "starts(experts + 2), weight",
-        "starts(experts + 1), weight",
+        "starts(op.experts + 2), weight",
+        "starts(op.experts + 1), weight",
         ADDRESS,
     ),
     fault(
         "kernels",
         "all threads add squares in one row of scratch",
-        "nullptr, sums + columns * thread);",
-        "nullptr, sums);",
+        "token, sums + op.columns * thread);",
+        "token, sums);",
         THREAD,
     ),
     fault(
         "kernels",
         "all threads rotate in one row of scratch",
-        "float *const row = scratch + 2 * rope * thread,",
-        "float *const row = scratch + 2 * rope * (thread & 0),",
+        "float *const row = scratch + size * thread,",
+        "float *const row = scratch + size * (thread & 0),",
         THREAD,
     ),
     fault(
         "kernels",
         "all threads multiply experts in one scratch",
-        "task % tasks, scratch[thread]);\n  });\n}\n\n// The experts' share",
-        "task % tasks, scratch[0]);\n  });\n}\n\n// The experts' share",
+        "task % tasks, scratch[thread]);",
+        "task % tasks, scratch[0]);",
         THREAD,
     ),
 )

@@ -8,8 +8,7 @@ import torch
 
 from glm5_kernels.ascend.triton.kernels.lightning_indexer import score_pages
 from glm5_kernels.ascend.triton.launch import launch, support, support_power
-from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant
-from glm5_kernels.lightning_indexer.reference import best_positions
+from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant, best_positions
 from glm5_kernels.paged_cache import query_layout
 
 #: Query rows (tokens times heads) of one matrix product. With 128 its fp32 scores and their copies overflow UB.

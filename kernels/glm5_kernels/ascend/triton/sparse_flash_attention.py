@@ -16,8 +16,7 @@ from glm5_kernels.ascend.triton.kernels.sparse_flash_attention import (
 )
 from glm5_kernels.ascend.triton.launch import launch, padded, power, row_stride, support, support_power
 from glm5_kernels.paged_cache import PagedBatch, query_layout
-from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant
-from glm5_kernels.sparse_flash_attention.reference import usable_rows
+from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant, usable_rows
 
 #: Heads of a product; a rank has a multiple of the smallest.
 HEADS, LEAST = (64, 32, 16), 16

@@ -22,13 +22,15 @@ Source: arXiv 2510.26692; transformers 5.19 `modeling_glm5_next.py`, behaviour, 
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from glm5_kernels.contract import WRITTEN, require_same_dtype, require_shape
+from glm5_kernels.contract import WRITTEN, require_shape
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.paged_cache import ArrayKey
 
@@ -40,8 +42,8 @@ class Kda(NamedTuple):
     """The outputs [T, H, V] in q's dtype; writes states."""
 
     q: Annotated[Tensor, "float [T, H, D]"]  # after convolution and SiLU, of any length
-    k: Annotated[Tensor, "float [T, H, D]"]  # k and v are of q's dtype
-    v: Annotated[Tensor, "float [T, H, V]"]
+    k: Annotated[Tensor, "q [T, H, D]"]
+    v: Annotated[Tensor, "q [T, H, V]"]
     g: Annotated[Tensor, "fp32 [T, H, D]"]  # logarithm of the decay, <= 0
     beta: Annotated[Tensor, "fp32 [T, H]"]  # after the sigmoid
     states: Annotated[Tensor, "fp32 [slots, H, D, V]", WRITTEN]
@@ -51,8 +53,6 @@ class Kda(NamedTuple):
 
     def rules(self) -> None:
         require_shape("query_start_loc", self.query_start_loc, (len(self.initial_slots) + 1,))
-        require_same_dtype("k", self.k, "q", self.q)
-        require_same_dtype("v", self.v, "q", self.q)
         if 0 in self.states.shape[1:]:
             raise KernelInputError(f"states has shape {list(self.states.shape)}, expected heads, keys and values")
 
@@ -78,3 +78,25 @@ def _check_slots(starts_of: ArrayKey, initial_of: ArrayKey, written_of: ArrayKey
     for sequence, slot in enumerate(initial):
         if slot >= 0 and starts[sequence] < starts[sequence + 1] and owner.get(slot, sequence) != sequence:
             raise KernelInputError(f"sequence {sequence} begins with slot {slot}, which sequence {owner[slot]} writes")
+
+
+def kda(operands: Kda) -> torch.Tensor:
+    q, k, v, g, beta, states, query_start_loc, initial_slots, state_slots = operands
+    queries, keys, values, decay = unit(q) * q.shape[2] ** -0.5, unit(k), v.float(), g.exp()
+    out = torch.empty(v.shape, dtype=torch.float32)
+    for (start, end), initial in zip(itertools.pairwise(query_start_loc.tolist()), initial_slots.tolist(), strict=True):
+        state = states[initial] if initial >= 0 else torch.zeros(states.shape[1:])  # [H, D, V]
+        for t in range(start, end):
+            state = state * decay[t, :, :, None]
+            change = beta[t, :, None] * (values[t] - (state * keys[t, :, :, None]).sum(1))  # [H, V]
+            state = state + keys[t, :, :, None] * change[:, None]
+            out[t] = (state * queries[t, :, :, None]).sum(1)
+            if state_slots[t] >= 0:
+                states[state_slots[t]] = state
+    return out.to(q.dtype)
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Queries or keys [..., D] at length one, fp32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)

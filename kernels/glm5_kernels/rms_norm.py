@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
-
-from glm5_kernels.contract import require_same_dtype
 
 
 class RmsNorm(NamedTuple):
     """out and residual', both [T, D] in x's dtype; without a residual, residual' is x."""
 
     x: Annotated[Tensor, "float [T, D]"]
-    residual: Annotated[Tensor | None, "float [T, D]"]
-    weight: Annotated[Tensor, "float [D]"]
+    residual: Annotated[Tensor | None, "x [T, D]"]
+    weight: Annotated[Tensor, "x [D]"]
     eps: float
 
-    def rules(self) -> None:
-        require_same_dtype("weight", self.weight, "x", self.x)
-        if self.residual is not None:
-            require_same_dtype("residual", self.residual, "x", self.x)
+
+def rms_norm(operands: RmsNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    x, residual, weight, eps = operands
+    total = x.float() if residual is None else x.float() + residual.float()
+    quotient = total * torch.rsqrt(total.square().mean(dim=-1, keepdim=True) + eps)
+    return quotient.to(x.dtype) * weight, x if residual is None else total.to(x.dtype)

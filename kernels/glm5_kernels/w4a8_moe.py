@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import silu
 
 from glm5_kernels.contract import largest, require_shape
 from glm5_kernels.errors import KernelInputError
-from glm5_kernels.int8 import unpack_int4
+from glm5_kernels.int8 import int8_matmul, quantize_per_token, scale_back, unpack_int4
 
 
 class ExpertWeights:
@@ -101,3 +102,21 @@ class W4a8Moe(NamedTuple):
         experts = len(self.w2.blocks)
         if largest(self.topk_ids) >= experts:
             raise KernelInputError(f"topk_ids names expert {largest(self.topk_ids)}, there are {experts}")
+
+
+def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
+    x, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, limit = operands
+    out = torch.zeros(x.shape, dtype=torch.float32)
+    for e in sorted(set(topk_ids.flatten().tolist())):
+        if e < 0:
+            continue
+        token, slot = torch.where(topk_ids == e)
+        x_q, x_scale = quantize_per_token(x[token])
+        gate, up = (
+            scale_back(int8_matmul(x_q, w13.codes(2 * e + part)), x_scale, scale, torch.float32)  # [n, I]
+            for part, scale in enumerate(w13_scale[e].chunk(2))
+        )
+        a_q, a_scale = quantize_per_token(silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))
+        y = scale_back(int8_matmul(a_q, w2.codes(e)), a_scale, w2_scale[e], torch.float32)  # [n, D]
+        out.index_add_(0, token, y * topk_weights[token, slot, None].float())
+    return out.to(x.dtype)

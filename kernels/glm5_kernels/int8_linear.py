@@ -12,12 +12,15 @@ Source: vllm-ascend `quantization/methods/w8a8_dynamic.py`, `w8a8_static.py` (se
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
 from glm5_kernels.contract import require_shape
-from glm5_kernels.int8 import LinearWeights
+from glm5_kernels.int8 import LinearWeights, apply_linear
 
 
 class Int8Linear(NamedTuple):
@@ -28,3 +31,14 @@ class Int8Linear(NamedTuple):
 
     def rules(self) -> None:
         require_shape("w.weight", self.w.weight, (len(self.w.weight), self.x.shape[-1]))
+
+
+def int8_linear(
+    operands: Int8Linear,
+    apply: Callable[[torch.Tensor, LinearWeights, torch.dtype], torch.Tensor] = apply_linear,
+) -> torch.Tensor:
+    x, w = operands
+    if x.ndim == 2:
+        return apply(x, w, x.dtype)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return apply(rows, w, x.dtype).reshape(*x.shape[:-1], len(w.weight))

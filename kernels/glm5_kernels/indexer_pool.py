@@ -19,29 +19,29 @@ Source: transformers 5.19 `modeling_glm5_next.py`; vLLM 0.32 `models/glm5next/co
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
-from glm5_kernels.contract import WRITTEN, largest, require_same_dtype, require_shape
+from glm5_kernels.contract import WRITTEN, largest, require_shape
 from glm5_kernels.errors import KernelInputError
-from glm5_kernels.paged_cache import PagedBatch, check_blocks, pooled
+from glm5_kernels.paged_cache import PagedBatch, check_blocks, physical_rows, pooled, query_layout, write_rows
 
 
 class IndexerPool(NamedTuple):
     """Writes this step's tokens into the rings, and the pools that they complete into pool_cache; returns nothing."""
 
     k: Annotated[Tensor, "float [T, D]"]  # after k_norm
-    gate: Annotated[Tensor, "float [T, D]"]  # the input times index_kpool_compress_gate; of k's dtype, as tail_cache
+    gate: Annotated[Tensor, "k [T, D]"]  # the input times index_kpool_compress_gate
     ape: Annotated[Tensor, "float [P, D]"]  # index_kpool_compress_ape
     batch: PagedBatch
     tail_blocks: Annotated[Tensor, "int [B]"]  # the ring of each request; negative = padding, nothing is written
-    tail_cache: Annotated[Tensor, "float [rings, 2, ring, D]", WRITTEN]
+    tail_cache: Annotated[Tensor, "k [rings, 2, ring, D]", WRITTEN]
     pool_cache: Annotated[Tensor, "float [num_blocks, block_size, D]", WRITTEN]
 
     def rules(self) -> None:
-        require_same_dtype("gate", self.gate, "k", self.k)
-        require_same_dtype("tail_cache", self.tail_cache, "k", self.k)
         require_shape("tail_blocks", self.tail_blocks, tuple(self.batch.seq_lens.shape))
         if not 1 <= len(self.ape) <= self.tail_cache.shape[2]:
             rows = self.tail_cache.shape[2]
@@ -53,3 +53,25 @@ class IndexerPool(NamedTuple):
             raise KernelInputError(
                 f"tail_blocks names ring {largest(self.tail_blocks)}, tail_cache has {len(self.tail_cache)}"
             )
+
+
+def indexer_pool(operands: IndexerPool) -> None:
+    k, gate, ape, batch, tail_blocks, tail_cache, pool_cache = operands
+    query_layout(batch, len(k))  # refuses a query_start_loc that does not fit
+    pool, ring, tokens = len(ape), tail_cache.shape[2], torch.stack([k, gate])
+    for b, (start, end) in enumerate(itertools.pairwise(batch.query_start_loc.tolist())):
+        length, block = int(batch.seq_lens[b]), int(tail_blocks[b])
+        new = min(end - start, length)  # tokens before position 0 are padding
+        if new <= 0 or block < 0:
+            continue
+        first, tail = length - new, tail_cache[block]  # [2, ring, D]
+        opened = torch.arange(first // pool * pool, first)  # positions of the open pool
+        keys, gates = torch.cat([tail[:, opened % ring], tokens[:, end - new : end]], 1).float()
+        whole = len(keys) // pool * pool
+        share = (gates[:whole].view(-1, pool, k.shape[1]) + ape.float()).softmax(1)
+        pooled = (share * keys[:whole].view(share.shape)).sum(1)
+        numbers = first // pool + torch.arange(len(pooled))
+        rows = physical_rows(numbers[None], batch.block_table[b : b + 1], pool_cache.shape[1])[0]
+        write_rows(pool_cache, rows, pooled)
+        ring_positions = torch.arange(max(first, length - ring), length)
+        tail[:, ring_positions % ring] = tokens[:, end - len(ring_positions) : end]

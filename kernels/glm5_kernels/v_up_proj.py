@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
-
-from glm5_kernels.contract import require_same_dtype
 
 
 class VUpProj(NamedTuple):
     """latent times w_uv, which has the same dtype: [T, H * V] in that dtype; R is kv_lora_rank, V is v_head_dim."""
 
     latent: Annotated[Tensor, "float [T, H, R]"]
-    w_uv: Annotated[Tensor, "float [H, R, V]"]
+    w_uv: Annotated[Tensor, "latent [H, R, V]"]
 
-    def rules(self) -> None:
-        require_same_dtype("w_uv", self.w_uv, "latent", self.latent)
+
+def v_up_proj(operands: VUpProj) -> torch.Tensor:
+    latent, w_uv = operands
+    values = torch.bmm(latent.float().transpose(0, 1), w_uv.float())  # [H, T, v_head_dim]
+    return values.transpose(0, 1).reshape(len(latent), latent.shape[1] * w_uv.shape[2]).to(latent.dtype)

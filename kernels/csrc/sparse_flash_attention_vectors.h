@@ -6,10 +6,6 @@ namespace glm5::GLM5_SET {
 
 // Columns that the products take as words of 32 bits: fp32, or two neighbouring bf16.
 struct TileLayout {
-  static constexpr int64_t kKeys = 64;  // of a tile
-  static constexpr int64_t kDepth =
-      128;  // words of the queries that multiply a tile at a time: with kPanelColumns keys 16 KiB
-
   bool pairs, value_pairs;  // value_pairs: P V multiplies bf16, which is only where P is rounded
   int64_t latent_words, words;
 
@@ -22,28 +18,35 @@ struct TileLayout {
 };
 
 // Memory of a thread.
-struct AttentionTile : AttentionSums {
+struct VectorTile : AttentionSums {
+  static constexpr int64_t kUnit = kPanelRows;  // heads of a task
+  static constexpr int64_t kKeys = 64;          // of a tile
+  // Words of the queries that multiply a tile at a time: with kPanelColumns keys 16 KiB.
+  static constexpr int64_t kDepth = 128;
+
+  TileLayout layout;
   float* query;              // [heads, words]
   float *keys, *values;      // [kDepth, kPanelColumns], transposed; [kKeys, kPanelColumns], some columns
   float* scores;             // [heads, kKeys]
   float *latents, *rotated;  // [kKeys, rank], [kKeys, rope], unpacked
   const char **latent_rows, **rotated_rows;  // [kKeys], their addresses
 
-  AttentionTile(Arena& arena, const Attention& op, const TileLayout& layout, int64_t heads)
-      : AttentionSums(arena, op, heads, op.rank),
+  VectorTile(Arena& arena, const Attention& op, int64_t task_heads)
+      : AttentionSums(arena, op, round_up(task_heads, kFewRows), op.rank),
+        layout(op),
         query(arena.take<float>(heads * layout.words)),
-        keys(arena.take<float>(TileLayout::kDepth * kPanelColumns)),
-        values(arena.take<float>(TileLayout::kKeys * kPanelColumns)),
-        scores(arena.take<float>(heads * TileLayout::kKeys)),
-        latents(arena.take<float>(packed(op) ? TileLayout::kKeys * op.rank : 0)),
-        rotated(arena.take<float>(packed(op) ? TileLayout::kKeys * op.rope : 0)),
-        latent_rows(arena.take<const char*>(TileLayout::kKeys)),
-        rotated_rows(arena.take<const char*>(TileLayout::kKeys)) {}
+        keys(arena.take<float>(kDepth * kPanelColumns)),
+        values(arena.take<float>(kKeys * kPanelColumns)),
+        scores(arena.take<float>(heads * kKeys)),
+        latents(arena.take<float>(packed(op) ? kKeys * op.rank : 0)),
+        rotated(arena.take<float>(packed(op) ? kKeys * op.rope : 0)),
+        latent_rows(arena.take<const char*>(kKeys)),
+        rotated_rows(arena.take<const char*>(kKeys)) {}
 };
 
 // tile.query <- both parts of every head's query; zeros after the last head.
-inline void load_query(const Attention& op, const AttentionTask& task, const TileLayout& layout,
-                       const AttentionTile& tile) {
+inline void load_query(const Attention& op, const AttentionTask& task, const VectorTile& tile) {
+  const TileLayout& layout = tile.layout;
   const int64_t nope_dtype = layout.pairs ? kFp32 : op.ql_nope.dtype, pe_dtype = layout.pairs ? kFp32 : op.q_pe.dtype;
   for (int64_t head = 0; head < task.heads; ++head) {
     float* const row = tile.query + head * layout.words;
@@ -55,7 +58,7 @@ inline void load_query(const Attention& op, const AttentionTask& task, const Til
 }
 
 // tile.latents and rotated <- packed rows start .. start + keys as fp32.
-inline void unpack_rows(const Attention& op, int64_t start, int64_t keys, const AttentionTile& tile) {
+inline void unpack_rows(const Attention& op, int64_t start, int64_t keys, const VectorTile& tile) {
   for (int64_t key = 0; key < keys; ++key) {
     float *const latents = tile.latents + key * op.rank, *const rotated = tile.rotated + key * op.rope;
     unpack_latents<Fp32>(op, tile.ckv[start + key], tile.kpe[start + key], latents);
@@ -75,19 +78,20 @@ inline void multiply_panel(bool pairs, const float* panel, const float* left, in
 
 // tile.scores[:, :keys] <- query . key, not scaled, of whole steps of rows. kPanelColumns keys and kDepth words at a
 // time: transposed, they stay in the L1 cache for all heads. The columns of a key are added in order.
-inline void score_tile(const Attention& op, const TileLayout& layout, const char* const* ckv, const char* const* kpe,
-                       int64_t keys, const AttentionTile& tile) {
+inline void score_tile(const Attention& op, const char* const* ckv, const char* const* kpe, int64_t keys,
+                       const VectorTile& tile) {
+  const TileLayout& layout = tile.layout;
   const int64_t dtype = layout.pairs || packed(op) ? kFp32 : op.ckv_cache.dtype, size = dtype == kFp32 ? 4 : 2;
-  fill(tile.scores, tile.heads * TileLayout::kKeys, 0.0f);
+  fill(tile.scores, tile.heads * VectorTile::kKeys, 0.0f);
   for (int64_t key = 0; key < keys; key += kPanelColumns)
     for (int64_t word = 0, depth; word < layout.words; word += depth) {
       const bool latent = word < layout.latent_words;
       const int64_t first = latent ? word : word - layout.latent_words;
-      depth = min(TileLayout::kDepth, (latent ? layout.latent_words : layout.words) - word);
+      depth = min(VectorTile::kDepth, (latent ? layout.latent_words : layout.words) - word);
       for (int64_t lane = 0; lane < kPanelColumns; lane += kLanes)
         transpose_rows((latent ? ckv : kpe) + key + lane, size * first, depth, dtype, tile.keys + lane, kPanelColumns);
       multiply_panel(layout.pairs, tile.keys, tile.query + word, layout.words, tile.heads, depth, tile.scores + key,
-                     TileLayout::kKeys);
+                     VectorTile::kKeys);
     }
 }
 
@@ -125,10 +129,9 @@ inline void pair_row(float* row, int64_t keys) {
 
 // tile.scores <- unnormalised probabilities of `keys` rows, 0 up to `whole`; the earlier sums are rescaled to the new
 // maximum.
-inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t keys, int64_t whole,
-                         const AttentionTile& tile) {
+inline void softmax_tile(const Attention& op, int64_t keys, int64_t whole, const VectorTile& tile) {
   for (int64_t head = 0; head < tile.heads; ++head) {
-    float *const row = tile.scores + head * TileLayout::kKeys, *const mixed = tile.mixed + head * tile.pitch;
+    float *const row = tile.scores + head * VectorTile::kKeys, *const mixed = tile.mixed + head * tile.pitch;
     fill(row + keys, whole - keys, -kInfinity);
     const float before = tile.peak[head];
     const float added = exponentiate_row(row, whole, static_cast<float>(op.scale), op.round_probs, tile.peak[head]);
@@ -137,16 +140,15 @@ inline void softmax_tile(const Attention& op, const TileLayout& layout, int64_t 
     if (factor != 1.0f)
       for (int64_t i = 0; i < op.rank; i += kLanes)
         (F32x16::load(mixed + i) * F32x16::broadcast(factor)).store(mixed + i);
-    if (layout.value_pairs) pair_row(row, whole);
+    if (tile.layout.value_pairs) pair_row(row, whole);
   }
 }
 
 // tile.mixed += probabilities times values, kPanelColumns columns of the rows at a time, which fit the L1 cache.
-inline void add_values(const Attention& op, const TileLayout& layout, const char* const* ckv, int64_t keys,
-                       const AttentionTile& tile) {
-  const bool fp32 = packed(op) || op.ckv_cache.dtype == kFp32;
+inline void add_values(const Attention& op, const char* const* ckv, int64_t keys, const VectorTile& tile) {
+  const bool fp32 = packed(op) || op.ckv_cache.dtype == kFp32, pairs = tile.layout.value_pairs;
   for (int64_t column = 0; column < op.rank; column += kPanelColumns) {
-    if (layout.value_pairs)
+    if (pairs)
       for (int64_t key = 0; key < keys; key += 2)
         for (int64_t i = 0; i < kPanelColumns; i += kLanes)
           paired_bf16(Bf16::load(ckv[key], column + i), Bf16::load(ckv[key + 1], column + i))
@@ -156,43 +158,24 @@ inline void add_values(const Attention& op, const TileLayout& layout, const char
         for (int64_t i = 0; i < kPanelColumns; i += kLanes)
           (fp32 ? Fp32::load(ckv[key], column + i) : Bf16::load(ckv[key], column + i))
               .store(tile.values + key * kPanelColumns + i);
-    multiply_panel(layout.value_pairs, tile.values, tile.scores, TileLayout::kKeys, tile.heads,
-                   layout.value_pairs ? keys / 2 : keys, tile.mixed + column, tile.pitch);
+    multiply_panel(pairs, tile.values, tile.scores, VectorTile::kKeys, tile.heads, pairs ? keys / 2 : keys,
+                   tile.mixed + column, tile.pitch);
   }
 }
 
-inline void attend_by_vectors(const Attention& op) {
-  const TileLayout layout(op);
-  const HeadGroups groups(op, kPanelRows);
-  const auto make = [&](Arena& arena) { return AttentionTile(arena, op, layout, round_up(groups.heads, kFewRows)); };
-  const PerThread tiles(make);
-  parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
-    const AttentionTile tile = tiles[thread];
-    for (int64_t index = first; index < last; ++index) {
-      const AttentionTask task = groups.task(op, index);
-      const int64_t next = index + 1 < last ? groups.task(op, index + 1).token : task.token;
-      if (op.request[next] != op.request[task.token])  // in no cache yet
-        prefetch_rows(op, 0, select_rows(op, next, TileLayout::kKeys, tile), tile);
-      const int64_t count = select_rows(op, task.token, op.topk, tile);
-      load_query(op, task, layout, tile);
-      tile.clear();
-      fill(tile.mixed, tile.heads * tile.pitch, 0.0f);
-      for (int64_t start = 0; start < count; start += TileLayout::kKeys) {
-        const int64_t keys = min(TileLayout::kKeys, count - start), whole = round_up(keys, kPanelColumns);
-        const char **ckv = tile.ckv + start, **kpe = tile.kpe + start;
-        prefetch_rows(op, start + keys, min(start + 2 * TileLayout::kKeys, count), tile);
-        if (packed(op)) {
-          unpack_rows(op, start, whole, tile);
-          ckv = tile.latent_rows;
-          kpe = tile.rotated_rows;
-        }
-        score_tile(op, layout, ckv, kpe, whole, tile);
-        softmax_tile(op, layout, keys, whole, tile);
-        add_values(op, layout, ckv, whole, tile);
-      }
-      store_sums(op, task, count, tile);
-    }
-  });
+inline void add_tile(const Attention& op, int64_t start, int64_t count, const VectorTile& tile) {
+  const int64_t keys = min(VectorTile::kKeys, count - start), whole = round_up(keys, kPanelColumns);
+  const char **ckv = tile.ckv + start, **kpe = tile.kpe + start;
+  prefetch_rows(op, start + keys, min(start + 2 * VectorTile::kKeys, count), tile);
+  if (start == 0) fill(tile.mixed, tile.heads * tile.pitch, 0.0f);
+  if (packed(op)) {
+    unpack_rows(op, start, whole, tile);
+    ckv = tile.latent_rows;
+    kpe = tile.rotated_rows;
+  }
+  score_tile(op, ckv, kpe, whole, tile);
+  softmax_tile(op, keys, whole, tile);
+  add_values(op, ckv, whole, tile);
 }
 
 }  // namespace glm5::GLM5_SET
