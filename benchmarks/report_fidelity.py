@@ -4,7 +4,7 @@
 
 Models: the demo model; the same with planted activation outliers (same function, harder to quantize); the small trained
 GLM-5.3-Flash; with --second, one trained with another seed on other data
-(`python -m benchmarks.training DIR --seed 7 --text-share 0.6`); and SmolLM2-135M, a real language model, on three
+(`python -m benchmarks.training.train DIR --seed 7 --text-share 0.6`); and SmolLM2-135M, a real language model, on three
 kinds of text.
 With --peer, the python of a virtual environment with msmodelslim==26.1.0 and transformers==5.4.0, msModelSlim makes
 W4A8 and W8A8 from the same sources and calibration texts, and KL is also given as a ratio to its KL, window by window.

@@ -29,8 +29,7 @@ from tools.fidelity_checkpoints import make_demo, quantized
 from tools.real_texts import modules, versions, write_texts
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from training.attention import Operands, Packed, index_parts, operands, packed
-from training.indexer_loss import Attention, indexer_loss
+from training.attention import Attention, Operands, Packed, index_parts, indexer_loss, operands, packed
 from training.loading import load_model
 from training.trunk import block_forward, trunk_forward
 

@@ -1,1 +1,1 @@
-"""Trains and measures the demo model: `python -m benchmarks.training OUT` in a clone."""
+"""Trains and measures the demo model: `python -m benchmarks.training.train OUT` in a clone."""

@@ -1,9 +1,8 @@
 """Multi-head latent attention with DSA and a gradient through the indexer's scores.
 
-The formulas are those of transformers' `GlmMoeDsaAttention` and `Glm5NextTextAttention` with their indexers, and use
-their weights; tests compare them. Differences: rows may hold several packed texts, and the indexer can learn
-(transformers computes its scores under `no_grad`). If a key stands for a pool of tokens, each text begins at a multiple
-of the pool's size.
+The formulas are those of transformers' `GlmMoeDsaAttention` with its indexer, and use its weights; a test compares
+them. Differences: rows may hold several packed texts, and the indexer can learn (transformers computes its scores under
+`no_grad`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .indexer_loss import MASKED, Attention, Index, indexer_loss
-
 Mode = Literal["dense", "warmup", "sparse"]
 QUERIES = 128  # scored at a time
+MASKED = -1e30
 LEARNING_SHARE = 4  # with sparse attention the indexer learns on one row in this many: its gradient is expensive
 
 
@@ -32,6 +30,25 @@ class Packed(NamedTuple):
     def rows(self, which: slice) -> Packed:
         """The layout of some rows of the batch."""
         return Packed(*(tensor[which] for tensor in self))
+
+
+class Attention(NamedTuple):
+    """What the indexer has to imitate; no gradient flows there.
+
+    q, k: [B, T, heads, D], rotated. scale: of the dot products.
+    """
+
+    q: Tensor
+    k: Tensor
+    scale: float
+
+
+class Index(NamedTuple):
+    """The indexer's side, with gradients: q [B, T, index heads, d], k [B, T, d], w [B, T, index heads], scaled."""
+
+    q: Tensor
+    k: Tensor
+    w: Tensor
 
 
 def packed(rotary: Any, segments: Tensor, positions: Tensor) -> Packed:
@@ -60,38 +77,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def index_parts(
     indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed, queries: Tensor | slice = slice(None)
 ) -> Index:
-    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys (of pools) and head weights.
+    """Operands of the indexer's scores: [B, T, hidden], [B, T, q_lora] -> queries, keys and head weights.
 
     Args:
         queries: positions of the queries that are wanted; the keys are those of all tokens.
     """
-    batch, length, _ = hidden.shape
+    batch = hidden.shape[0]
     rope = indexer.qk_rope_head_dim
     k = indexer.k_norm(indexer.wk(hidden)).unsqueeze(2)
     k = torch.cat((rotate(k[..., :rope], layout.cos, layout.sin), k[..., rope:]), dim=-1).squeeze(2)
-    if (pool := pool_of(indexer)) > 1:
-        whole = length // pool * pool
-        gate = F.linear(hidden[:, :whole], indexer.index_kpool_compress_gate).unflatten(1, (-1, pool))
-        share = (gate.float() + indexer.index_kpool_compress_ape).softmax(2)
-        k = (share * k[:, :whole].unflatten(1, (-1, pool))).sum(2)
     q = indexer.wq_b(q_resid[:, queries]).view(batch, -1, indexer.n_heads, indexer.head_dim)
     q = torch.cat((rotate(q[..., :rope], layout.cos[:, queries], layout.sin[:, queries]), q[..., rope:]), dim=-1)
     return Index(q, k, indexer.weights_proj(hidden[:, queries]) * (indexer.n_heads**-0.5 * indexer.softmax_scale))
-
-
-def pool_of(indexer: Any) -> int:
-    """Number of tokens that one key of the indexer stands for."""
-    return int(getattr(indexer, "index_kpool", 1))
 
 
 @torch.no_grad()
 def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Tensor:
     """[B, T, T] bool: the `index_topk` best allowed tokens of every query (all of them where there are fewer).
 
-    Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them. Of pools the
-    best are chosen, and the tokens behind the last complete one.
+    Queries that see no more than `index_topk` tokens need no scores: in rows of short chats most of them.
     """
-    pool = pool_of(indexer)
     selected = layout.allowed.clone()
     parts = index_parts(indexer, hidden, q_resid, layout)
     for row, positions in enumerate(layout.positions):
@@ -99,11 +104,9 @@ def select(indexer: Any, hidden: Tensor, q_resid: Tensor, layout: Packed) -> Ten
             queries, keys, weights = parts.q[row, late], parts.k[row], parts.w[row, late]
             dots = F.relu(queries @ keys.T, inplace=True)  # [queries, index heads, T]
             scores = (weights.unsqueeze(1) @ dots).squeeze(1).float()
-            complete = layout.allowed[row, late, pool - 1 :: pool]
-            count = min(indexer.index_topk // pool, complete.shape[-1])
-            best = scores.masked_fill(~complete, MASKED).topk(count, dim=-1).indices
-            dropped = complete & ~torch.zeros_like(complete).scatter(-1, best, True)
-            selected[row, late, : pool * dropped.shape[-1]] &= ~dropped.repeat_interleave(pool, -1)
+            count = min(indexer.index_topk, scores.shape[-1])
+            best = scores.masked_fill(~layout.allowed[row, late], MASKED).topk(count, dim=-1).indices
+            selected[row, late] &= torch.zeros_like(selected[row, late]).scatter(-1, best, True)
     return selected
 
 
@@ -159,4 +162,26 @@ def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) 
     learners = batch if mode == "warmup" else max(1, batch // LEARNING_SHARE)
     parts = index_parts(layer.indexer, seen[:learners], resid[:learners], layout.rows(slice(learners)))
     target = Attention(q[:learners].transpose(1, 2), k[:learners].transpose(1, 2), layer.scaling)
-    return output, indexer_loss(target, parts, allowed[:learners], pool_of(layer.indexer))
+    return output, indexer_loss(target, parts, allowed[:learners])
+
+
+def indexer_loss(attention: Attention, index: Index, allowed: Tensor) -> Tensor:
+    """KL(attention || softmax of the index scores), the Lightning Indexer's training loss: a scalar in fp32.
+
+        p[t, s] = mean over heads of softmax_s(q[t, h] . k[s, h] * scale)        detached
+        I[t, s] = sum_j w[t, j] relu(q_I[t, j] . k_I[s])
+        loss    = mean over t of  sum_s p[t, s] (log p[t, s] - log softmax_s(I)[t, s])
+
+    Both softmaxes run over `allowed`, bool [B, T, T], the keys a query sees: all earlier tokens while the indexer warms
+    up under dense attention, the selected ones once attention is sparse. A query that sees nothing counts as 0.
+    Memory: [B, heads, T, T] and [B, index heads, T, T]. Source: DeepSeek-V3.2 report (arXiv 2512.02556), section 2.1.
+    """
+    with torch.no_grad():
+        logits = torch.einsum("bqhd,bkhd->bhqk", attention.q, attention.k).float() * attention.scale
+        target = logits.masked_fill(~allowed[:, None], MASKED).softmax(-1).mean(1).masked_fill(~allowed, 0.0)
+    dots = torch.einsum("bqhd,bkd->bqhk", index.q, index.k).relu()
+    scores = torch.einsum("bqh,bqhk->bqk", index.w, dots).float()
+    log_predicted = scores.masked_fill(~allowed, MASKED).log_softmax(-1)
+    divergence = torch.special.xlogy(target, target) - (target * log_predicted).masked_fill(~allowed, 0.0)
+    mean: Tensor = divergence.sum(-1).mean()
+    return mean

@@ -1,6 +1,6 @@
-"""Measures a checkpoint: right answers, validation loss, GLM-5's MTP acceptance and expert balance.
+"""Measures a checkpoint: right answers and GLM-5's MTP acceptance; `glm5-ascend eval` prints its loss.
 
-`python -m benchmarks.training.evaluate FOLDER` prints all of it as JSON.
+`python -m benchmarks.training.evaluate FOLDER` prints both as JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 
@@ -20,8 +19,6 @@ from .attention import packed
 from .held_out import Question, held_out_questions, render_question, score
 from .loading import load_model, load_mtp, load_tokenizer
 from .trunk import MtpLayer, trunk_forward
-
-WINDOW = 384
 
 
 def prompts_of(tokenizer: Any, questions: list[Question]) -> list[list[int]]:
@@ -38,13 +35,10 @@ def greedy_tokens(model: Any, prompts: list[list[int]], limit: int = 96, batch: 
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), batch):
         indices = order[start : start + batch]
-        width = max(len(prompts[index]) for index in indices)
-        ids = torch.full((len(indices), width), pad)
-        mask = torch.zeros_like(ids)
-        for row, index in enumerate(indices):
-            ids[row, width - len(prompts[index]) :] = torch.tensor(prompts[index])
-            mask[row, width - len(prompts[index]) :] = 1
-        new = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=limit)[:, width:]
+        rows = [torch.tensor(prompts[index]) for index in indices]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+        new = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=limit)[:, ids.shape[1] :]
         for row, index in enumerate(indices):
             tokens = new[row].tolist()
             ends = [position for position, token in enumerate(tokens) if token in stops]
@@ -60,36 +54,13 @@ def validation_tokens(tokenizer: Any) -> list[int]:
 
 
 @torch.no_grad()
-def validation_loss(model: Any, tokenizer: Any) -> float:
-    """Mean negative log-likelihood in nats per token over windows of 384, each begun by [gMASK]<sop>."""
-    tokens = validation_tokens(tokenizer)
-    start = tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
-    length = WINDOW - len(start)
-    windows = [start + tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)]
-    total, count = 0.0, 0
-    for at in range(0, len(windows), 16):
-        ids = torch.tensor(windows[at : at + 16])
-        logits = model(ids, use_cache=False).logits[:, 1:-1]
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 2:].flatten(), reduction="none")
-        total, count = total + losses.sum().item(), count + losses.numel()
-    return total / count
-
-
-@torch.no_grad()
 def mtp_acceptance(model: Any, mtp: MtpLayer, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, Any]:
     """How often the MTP layer's first draft is the token the model then says (greedy, k = 1).
 
     Args:
-        model: the checkpoint.
-        mtp: its MTP layer.
-        prompts: token ids.
-        answers: the model's own greedy continuations.
-
-    Returns:
-        {"drafts", "accepted", "share"} and the expert loads of the same tokens under "load".
+        answers: the model's own greedy continuations of the prompts.
     """
     drafts = accepted = 0
-    loads: dict[str, Tensor] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = torch.tensor([prompt + answer])
         layout = packed(model.model.rotary_emb, torch.zeros_like(tokens), torch.arange(tokens.shape[1])[None])
@@ -99,16 +70,11 @@ def mtp_acceptance(model: Any, mtp: MtpLayer, prompts: list[list[int]], answers:
         drafted = model.lm_head(states)[0, :-2].argmax(-1)
         right = (drafted == tokens[0, 2:])[len(prompt) - 1 :]  # the first sampled token has no draft
         drafts, accepted = drafts + right.numel(), accepted + int(right.sum())
-        for number, block in enumerate([*model.model.layers, mtp.block]):
-            if hasattr(block.mlp, "load"):
-                name = f"layer {number}"
-                loads[name] = loads.get(name, torch.zeros_like(block.mlp.load)) + block.mlp.load
-    balance = {name: round((load.max() / load.float().mean()).item(), 2) for name, load in loads.items()}
-    return {"drafts": drafts, "accepted": accepted, "share": accepted / max(drafts, 1), "load": balance}
+    return {"drafts": drafts, "accepted": accepted, "share": accepted / max(drafts, 1)}
 
 
 def measure(folder: Path, n: int = 350, seed: int = 0) -> dict[str, Any]:
-    """Everything the model card reports about a checkpoint folder."""
+    """The answers and the MTP acceptance that the model card reports."""
     tokenizer = load_tokenizer(folder)
     model = load_model(folder)
     questions = held_out_questions(seed, n)
@@ -117,7 +83,7 @@ def measure(folder: Path, n: int = 350, seed: int = 0) -> dict[str, Any]:
     answers = greedy_tokens(model, prompts, batch=16 if flash else 64)
     result = score(questions, [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers])
     result["wrong"] = result["wrong"][:8]
-    figures = {"answers": result, "validation_nll": validation_loss(model, tokenizer)}
+    figures = {"answers": result}
     if not flash:
         figures["mtp"] = mtp_acceptance(model, load_mtp(folder, model), prompts[:140], answers[:140])
     return figures

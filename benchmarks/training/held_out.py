@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config import STOP_TOKENS
 from .questions import MAKERS, Message, Turn
 
+STOP_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 CATEGORIES = ("arithmetic", "tool_call", "tool_report", "lookup", "repeat", "small_talk", "no_tool")
 CALL = re.compile(r"<tool_call>(.*?)(<arg_key>.*)?</tool_call>", re.DOTALL)
 ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key><arg_value>(.*?)</arg_value>", re.DOTALL)

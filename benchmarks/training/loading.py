@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
 
-from .config import mtp_config
 from .outliers import WEIGHTS_NAME
-from .trunk import MtpLayer, align_norm_eps, text_model
-
-
-def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of `model.safetensors`, as stored."""
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Tensor] = load_file(folder / WEIGHTS_NAME)
-    return tensors
+from .trunk import MtpLayer, align_norm_eps, mtp_config
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -48,7 +39,7 @@ def load_model(folder: Path, attention: str = "eager", config: Any = None) -> An
         )
     finally:
         talk.setLevel(level)
-    align_norm_eps(text_model(model), model.config.get_text_config().rms_norm_eps)
+    align_norm_eps(getattr(model.model, "language_model", model.model), model.config.get_text_config().rms_norm_eps)
     return model.eval()
 
 
@@ -56,7 +47,7 @@ def load_mtp(folder: Path, model: Any) -> MtpLayer:
     """The MTP layer in float32; its embedding and head are the model's."""
     mtp = MtpLayer(model.config).float()
     mtp.block = load_model(folder, config=mtp_config(model.config)).model.layers[-1]
-    prefix, tensors = f"model.layers.{model.config.num_hidden_layers}.", load_tensors(folder)
+    prefix, tensors = f"model.layers.{model.config.num_hidden_layers}.", load_file(folder / WEIGHTS_NAME)
     own = {"norm.weight": tensors[f"{prefix}shared_head.norm.weight"]}
     own |= {f"{name}.weight": tensors[f"{prefix}{name}.weight"] for name in ("enorm", "hnorm", "eh_proj")}
     mtp.load_state_dict(own, strict=False)

@@ -62,35 +62,19 @@ class Muon(torch.optim.Optimizer):
 
 
 def build(named: Iterable[tuple[str, Tensor]], muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """The two optimizers; each group keeps its peak rate under "peak" for `set_rate`."""
+    """The two optimizers, at their peak rates."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     routers: list[Tensor] = []
     for name, weight in named:
-        outside = any(part in name for part in ("embed_tokens", "lm_head", "weights_proj", "conv1d", "_hc."))
+        outside = any(part in name for part in ("embed_tokens", "lm_head", "weights_proj"))
         if "mlp.gate." in name:
             routers.append(weight)
         else:
             (others if weight.ndim < 2 or outside else matrices).append(weight)
     groups: list[dict[str, Any]] = [{"params": others}, {"params": routers, "lr": adam_lr * ROUTER_SHARE}]
-    adam = torch.optim.AdamW(
-        groups,
-        lr=adam_lr,
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-        fused=True,
-    )
+    adam = torch.optim.AdamW(groups, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     optimizers: list[torch.optim.Optimizer] = [adam]
     if matrices:
         optimizers.append(Muon(matrices, lr=muon_lr))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak"] = group["lr"]
     return optimizers
-
-
-def set_rate(optimizers: list[torch.optim.Optimizer], share: float) -> None:
-    """Set every learning rate to `share` of its peak."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * share

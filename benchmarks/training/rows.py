@@ -26,7 +26,7 @@ class Batch:
 
 
 class RowSource:
-    """An endless stream of batches, the same for the same seed; texts begin at multiples of `multiple` tokens."""
+    """An endless stream of batches, the same for the same seed."""
 
     def __init__(
         self,
@@ -36,10 +36,8 @@ class RowSource:
         length: int,
         text_share: float,
         seed: int,
-        multiple: int = 1,
     ) -> None:
         self.tokenizer, self.rows, self.length, self.text_share = tokenizer, rows, length, text_share
-        self.multiple = multiple
         self.rng = random.Random(seed)
         self.texts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         self.roles = {
@@ -50,9 +48,6 @@ class RowSource:
         self.pad = tokenizer.pad_token_id
         self.batches = 0
         self.waiting: list[tuple[list[int], list[float]]] = []
-
-    def _up(self, position: int) -> int:
-        return -(-position // self.multiple) * self.multiple
 
     def _text(self) -> tuple[list[int], list[float]]:
         """A window of a document, in front of it [gMASK]<sop> as in a chat."""
@@ -79,7 +74,7 @@ class RowSource:
         for piece in sorted(self.waiting[:-4], key=lambda piece: -len(piece[0])) + self.waiting[-4:]:
             if len(piece[0]) <= free:
                 row.append(piece)
-                free -= self._up(len(piece[0]))
+                free -= len(piece[0])
         self.waiting = [piece for piece in self.waiting if all(piece is not used for used in row)]
         return row
 
@@ -99,5 +94,5 @@ class RowSource:
                 segments[index, at:end] = number
                 positions[index, at:end] = torch.arange(len(ids))
                 weights[index, at + 1 : end] = torch.tensor(share[1:])
-                at = self._up(end)
+                at = end
         return Batch(tokens, segments, positions, weights)

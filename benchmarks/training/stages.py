@@ -7,18 +7,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import optim
 from .attention import Mode, Packed, packed
-from .flash import no_rotation
 from .rows import Batch, RowSource
-from .trunk import MtpLayer, text_model, trunk_forward
+from .trunk import MtpLayer, trunk_forward
 
 BALANCE_RATE = 5e-3
 LOG_EVERY = 10
@@ -30,19 +27,11 @@ class Run:
     """A model in training."""
 
     model: Any
-    mtp: MtpLayer | None
+    mtp: MtpLayer
     source: RowSource
-    log: Path
     bf16: bool = True
     seen: int = 0
-    answer: float = 4.0  # running mean of the answers' loss
     history: list[dict[str, Any]] = field(default_factory=list)
-
-
-def answer_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> float:
-    """Mean cross-entropy of the tokens the model must say in chats, for the log."""
-    spoken = weights == 1.0
-    return F.cross_entropy(logits[spoken].float(), targets[spoken]).item() if spoken.any() else 0.0
 
 
 def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -52,18 +41,13 @@ def next_token_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def main_loss(run: Run, batch: Batch, hidden: Tensor) -> Tensor:
-    """Loss of the model's own head; leaves the part of the answers in `run.answer`."""
+    """Loss of the model's own head."""
     logits = run.model.lm_head(hidden[:, :-1].flatten(0, 1))
-    targets, weights = batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten()
-    with torch.no_grad():
-        run.answer = 0.95 * run.answer + 0.05 * answer_loss(logits, targets, weights)
-    return next_token_loss(logits, targets, weights)
+    return next_token_loss(logits, batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten())
 
 
-def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode) -> tuple[Tensor, Tensor | None]:
-    """Loss of the MTP layer on token i + 2 (0 without one), and the divergence of its indexer."""
-    if run.mtp is None:
-        return hidden.new_zeros(()), None
+def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode) -> tuple[Tensor, Tensor]:
+    """Loss of the MTP layer on token i + 2, and the divergence of its indexer."""
     following = run.model.model.embed_tokens(batch.tokens.roll(-1, 1))
     states, divergence = run.mtp(hidden, following, layout, mode, learn=True)
     logits = run.model.lm_head(states[:, :-2].flatten(0, 1))
@@ -75,10 +59,9 @@ def mtp_loss(run: Run, batch: Batch, hidden: Tensor, layout: Packed, mode: Mode)
 def balance(run: Run) -> float:
     """Nudge every router's bias towards equal loads; returns the largest load relative to the mean."""
     worst = 0.0
-    for block in [*text_model(run.model).layers, *([run.mtp.block] if run.mtp else [])]:
-        load = getattr(block.mlp, "load", None)
-        if load is not None:
-            share = load.float() / load.float().mean()
+    for block in [*run.model.model.layers, run.mtp.block]:
+        if hasattr(block.mlp, "gate"):
+            share = block.mlp.gate.load.float() / block.mlp.gate.load.float().mean()
             block.mlp.gate.e_score_correction_bias += BALANCE_RATE * torch.sign(1.0 - share)
             worst = max(worst, share.max().item())
     return worst
@@ -94,15 +77,15 @@ def warmup_step(run: Run, batch: Batch, layout: Packed) -> dict[str, Tensor]:
     """Stage B: indexers learn the attention of the frozen model; the MTP layer learns to predict."""
     hidden, divergence = trunk_forward(run.model, batch.tokens, layout, "warmup", learn=True)
     ahead, last = mtp_loss(run, batch, hidden.detach(), layout, "warmup")
-    return {"index": torch.stack([*divergence, last] if last is not None else divergence).mean(), "mtp": ahead}
+    return {"index": torch.stack([*divergence, last]).mean(), "mtp": ahead}
 
 
 def sparse_step(run: Run, batch: Batch, layout: Packed) -> dict[str, Tensor]:
     """Stage C: everything learns with sparse attention."""
     hidden, divergence = trunk_forward(run.model, batch.tokens, layout, "sparse", learn=True)
     ahead, last = mtp_loss(run, batch, hidden.detach(), layout, "sparse")
-    divergence = [*divergence, last] if last is not None else divergence
-    return {"lm": main_loss(run, batch, hidden), "index": torch.stack(divergence).mean(), "mtp": 0.5 * ahead}
+    index = torch.stack([*divergence, last]).mean()
+    return {"lm": main_loss(run, batch, hidden), "index": index, "mtp": 0.5 * ahead}
 
 
 TrainStep = Callable[[Run, Batch, Packed], dict[str, Tensor]]
@@ -118,41 +101,39 @@ def rate_at(done: float, first: float, last: float, flat: float) -> float:
 def train_stage(
     run: Run, name: str, step: TrainStep, optimizers: list[Any], steps: int, rates: tuple[float, float, float]
 ) -> None:
-    """Run one stage; every 10 steps one line goes to the log.
+    """Run one stage; every 10 steps one line is printed.
 
     Args:
         run: the model and its data.
-        name: for the log.
+        name: for the printed lines.
         step: gives the losses whose sum is minimised.
         optimizers: what to update.
         steps: how many.
         rates: `first`, `last` and `flat` of `rate_at`.
     """
     started = time.monotonic()
-    rotary = getattr(text_model(run.model), "rotary_emb", no_rotation)
     weights = [weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"]]
+    share = lambda done: rate_at(done / steps, *rates)  # noqa: E731
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
     for count in range(1, steps + 1):
-        optim.set_rate(optimizers, rate_at((count - 1) / steps, *rates))
         batch = run.source.batch()
-        layout = packed(rotary, batch.segments, batch.positions)
+        layout = packed(run.model.model.rotary_emb, batch.segments, batch.positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
             losses = step(run, batch, layout)
         torch.stack(list(losses.values())).sum().backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        for optimizer in optimizers:
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
+            schedule.step()
         run.model.zero_grad()
-        if run.mtp is not None:
-            run.mtp.zero_grad()
+        run.mtp.zero_grad()
         worst = balance(run) if step is not warmup_step else 0.0
         run.seen += batch.tokens.numel()
         if count % LOG_EVERY == 0:
             line: dict[str, Any] = {key: round(loss.item(), 4) for key, loss in losses.items()}
-            line = {"stage": name, "step": count, **line, "answer": round(run.answer, 4)}
-            line |= {"load": round(worst, 2), "tokens": run.seen}
+            line = {"stage": name, "step": count, **line, "load": round(worst, 2), "tokens": run.seen}
             line["seconds"] = round(time.monotonic() - started, 1)
             if not math.isfinite(sum(value for key, value in line.items() if key in losses)):
                 raise FloatingPointError(f"loss is not finite in stage {name}, step {count}")
             run.history.append(line)
-            with run.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)

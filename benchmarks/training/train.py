@@ -1,4 +1,4 @@
-"""Train the demonstration model on a CPU: `python -m benchmarks.training OUT`.
+"""Train the demonstration model on a CPU: `python -m benchmarks.training.train OUT`.
 
 Three stages, as DSA models are trained: A with dense attention, B in which only the indexers (and the MTP layer)
 learn, C with the indexers' choice in force. The result is a bf16 checkpoint in the hub format under OUT,
@@ -9,6 +9,7 @@ The stages are budgets of tokens: the same seed on the same kind of machine sees
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,10 @@ from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 
 from . import optim, stages
-from .config import demo_config
 from .export import export_checkpoint
-from .flash import POOL, flash_config
 from .loading import load_tokenizer
 from .rows import RowSource
-from .trunk import MtpLayer, align_norm_eps, initialise
+from .trunk import MtpLayer, align_norm_eps, count_loads, initialise
 
 TOKENS = 6.6e6
 SHARES = (0.72, 0.06, 0.22)  # of the tokens, stages A, B and C
@@ -32,30 +31,24 @@ ROWS, LENGTH = 6, 384  # of a step, and tokens of each
 RATES = (0.02, 0.003)  # peak learning rates of Muon and AdamW
 
 
-def build_model(tokenizer: Any, seed: int, **changes: Any) -> tuple[Any, MtpLayer]:
-    """A freshly initialised model in float32 and its MTP layer."""
-    from transformers import GlmMoeDsaForCausalLM
+def build_model(seed: int, **changes: Any) -> tuple[Any, MtpLayer]:
+    """A freshly initialised model in float32 and its MTP layer, of the shipped architecture but for `changes`."""
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 
     torch.manual_seed(seed)
-    config = demo_config(tokenizer, **changes)
+    values = json.loads((data_folder() / "config.json").read_text(encoding="utf-8")) | changes
+    layers, dense = values["num_hidden_layers"], values["first_k_dense_replace"]
+    values["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+    values["indexer_types"] = ["full"] * layers
+    config = GlmMoeDsaConfig(**values)
     config._attn_implementation = "eager"
     model = GlmMoeDsaForCausalLM(config).float()
     mtp = MtpLayer(config).float()
     initialise(model, mtp, seed)
+    count_loads(model, mtp)
     for module in (model, mtp):
         align_norm_eps(module, config.rms_norm_eps)
     return model, mtp
-
-
-def build_flash(tokenizer: Any, seed: int, **changes: Any) -> Any:
-    """A freshly initialised GLM-5.3-Flash in float32; its vision tower does not learn."""
-    from transformers import Glm5NextForConditionalGeneration
-
-    torch.manual_seed(seed)
-    model = Glm5NextForConditionalGeneration(flash_config(tokenizer, **changes)).float()
-    initialise(model, None, seed)
-    model.model.visual.requires_grad_(False)
-    return model
 
 
 def train(args: argparse.Namespace) -> stages.Run:
@@ -63,21 +56,14 @@ def train(args: argparse.Namespace) -> stages.Run:
     torch.set_flush_denormal(True)  # inherited by the threads that start later
     torch.set_num_threads(2)
     tokenizer = load_tokenizer(data_folder())
-    model: Any
-    mtp: MtpLayer | None
-    if args.flash:
-        model, mtp = build_flash(tokenizer, args.seed), None
-    else:
-        model, mtp = build_model(tokenizer, args.seed)
-    multiple = POOL if args.flash else 1
-    source = RowSource(tokenizer, documents(held_out=False), ROWS, LENGTH, args.text_share, args.seed, multiple)
-    args.out.mkdir(parents=True, exist_ok=True)
+    model, mtp = build_model(args.seed)
+    source = RowSource(tokenizer, documents(held_out=False), ROWS, LENGTH, args.text_share, args.seed)
     bf16 = optim.quick_dtype() is torch.bfloat16
-    run = stages.Run(model, mtp, source, args.out / "training.jsonl", bf16=bf16)
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    run = stages.Run(model, mtp, source, bf16)
+    named = list(model.named_parameters())
     index = [(name, weight) for name, weight in named if ".indexer." in name]
     trunk = [(name, weight) for name, weight in named if ".indexer." not in name]
-    ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()] if mtp else []
+    ahead = [("mtp." + name, weight) for name, weight in mtp.named_parameters()]
     dense, warmup, sparse = (max(1, round(args.tokens * share / (ROWS * LENGTH))) for share in SHARES)
 
     first = optim.build(trunk, *RATES)
@@ -98,9 +84,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the checkpoint")
     parser.add_argument("--tokens", type=float, default=TOKENS, help="budget of the three stages (default %(default)g)")
-    parser.add_argument(
-        "--flash", action="store_true", help="GLM-5.3-Flash: linear attention, residual streams, no MTP"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text-share", type=float, default=0.10, help="share of rows with plain text")
     args = parser.parse_args()

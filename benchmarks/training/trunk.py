@@ -1,4 +1,4 @@
-"""The training forward of both models: transformers' modules and weights, packed rows, faster experts, and MTP."""
+"""The training forward: transformers' modules and weights, packed rows, and MTP."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .attention import Mode, Packed, attend
-from .config import mtp_config
-from .flash import entered, linear_attention
 
-GROUP = 128
 LOOK_BACK = ((1, 2), (1,))  # distances the first heads of layers 0 and 1 start with
 LOCAL_PAIRS = 8  # rotary pairs quick enough to tell neighbours apart
 SHARPNESS = 6.0  # a neighbour's logit lies about 3 below the wanted token's
@@ -23,6 +19,18 @@ def align_norm_eps(module: Any, eps: float) -> None:
     for part in module.modules():
         if hasattr(part, "variance_epsilon"):
             part.variance_epsilon = eps
+
+
+def mtp_config(config: Any) -> Any:
+    """Add one layer to a config, so that transformers' decoder layer class can build layer L."""
+    values = config.to_dict()
+    values["num_hidden_layers"] += 1
+    for key, kind in (("mlp_layer_types", "sparse"), ("indexer_types", "full")):
+        values[key] = [*values[key], kind]
+    values["layer_types"] = None
+    extended = type(config)(**values)
+    extended._attn_implementation = "eager"
+    return extended
 
 
 class MtpLayer(nn.Module):
@@ -61,78 +69,41 @@ class MtpLayer(nn.Module):
         return self.norm(states), apart
 
 
-def experts_forward(moe: Any, hidden: Tensor) -> Tensor:
-    """`GlmMoeDsaMoE` or `Glm5NextTextMoE`, tokens sorted by expert: [B, T, hidden] -> same; the load is in `moe.load`.
+def count_loads(model: Any, mtp: MtpLayer) -> None:
+    """Let every router keep the tokens of its last call per expert, [experts], as `load`."""
 
-    Every expert's group is padded to a multiple of 128: oneDNN compiles a kernel for each new shape, and groups of
-    arbitrary size made that the larger part of the time.
-    """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    _, weights, selected = moe.gate(flat)
-    picks = selected.shape[1]
-    expert_of = selected.flatten()
-    order = expert_of.argsort(stable=True)
-    moe.load = torch.bincount(expert_of, minlength=moe.experts.num_experts)
-    padded = (moe.load + GROUP - 1) // GROUP * GROUP
-    shift = (padded.cumsum(0) - padded) - (moe.load.cumsum(0) - moe.load)
-    slots = torch.arange(order.numel()) + shift[expert_of[order]]
-    grouped = flat.new_zeros(int(padded.sum()), flat.shape[1]).index_copy(
-        0, slots, flat.index_select(0, order // picks)
-    )
-    parts = []
-    for expert, tokens in enumerate(grouped.split(padded.tolist())):
-        gate, up = F.linear(tokens, moe.experts.gate_up_proj[expert]).chunk(2, dim=-1)
-        if (limit := getattr(moe.experts, "swiglu_limit", None)) is not None:
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        parts.append(F.linear(F.silu(gate) * up, moe.experts.down_proj[expert]))
-    back = torch.empty_like(slots)
-    back[order] = slots
-    restored = torch.cat(parts).index_select(0, back).view(-1, picks, flat.shape[1])
-    routed = torch.matmul(weights.to(restored.dtype).unsqueeze(1), restored).squeeze(1)
-    output: Tensor = routed.view_as(hidden) + moe.shared_experts(hidden)
-    return output
+    def count(router: Any, _: Any, output: tuple[Tensor, ...]) -> None:
+        router.load = torch.bincount(output[-1].flatten(), minlength=router.num_experts)
+
+    for block in [*model.model.layers, mtp.block]:
+        if hasattr(block.mlp, "gate"):
+            block.mlp.gate.register_forward_hook(count)
 
 
 def block_forward(block: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, Any]:
-    """One decoder layer: (output, divergence or None); `hidden` is [B, T, hidden], or [B, T, streams, hidden]."""
-    inner, join = entered(block, "attn_hc", hidden)
-    normed, apart = block.input_layernorm(inner), None
-    if hasattr(block.self_attn, "forget_gate"):
-        mixed = linear_attention(block.self_attn, normed, layout.positions)
-    else:
-        mixed, apart = attend(block.self_attn, normed, layout, mode, learn)
-    inner, join = entered(block, "ffn_hc", join(mixed))
-    normed = block.post_attention_layernorm(inner)
-    sparse = hasattr(block.mlp, "experts")
-    return join(experts_forward(block.mlp, normed) if sparse else block.mlp(normed)), apart
-
-
-def text_model(model: Any) -> Any:
-    """The part of a model with embedding, layers and last norm."""
-    return getattr(model.model, "language_model", model.model)
+    """One decoder layer, [B, T, hidden] -> the same; and the divergence, or None."""
+    mixed, apart = attend(block.self_attn, block.input_layernorm(hidden), layout, mode, learn)
+    hidden = hidden + mixed
+    return hidden + block.mlp(block.post_attention_layernorm(hidden)), apart
 
 
 def trunk_forward(model: Any, tokens: Tensor, layout: Packed, mode: Mode, learn: bool) -> tuple[Tensor, list[Tensor]]:
     """(states after the last norm [B, T, hidden], one divergence per layer if `learn`)."""
-    text = text_model(model)
     apart: list[Tensor] = []
-    hidden = text.embed_tokens(tokens)
-    if streams := getattr(text.config, "hc_mult", 0):
-        hidden = hidden.unsqueeze(2).repeat(1, 1, streams, 1)
-    for block in text.layers:
+    hidden = model.model.embed_tokens(tokens)
+    for block in model.model.layers:
         hidden, divergence = block_forward(block, hidden, layout, mode, learn)
         if divergence is not None:
             apart.append(divergence)
-    return text.norm(hidden.mean(2) if streams else hidden), apart
+    return model.model.norm(hidden), apart
 
 
-def initialise(model: Any, mtp: MtpLayer | None, seed: int) -> None:
+def initialise(model: Any, mtp: MtpLayer, seed: int) -> None:
     """Fresh weights: N(0, 1 / fan_in), residual outputs smaller, the head nearly zero."""
     generator = torch.Generator().manual_seed(seed)
-    text = text_model(model)
-    depth = len(text.layers)
+    depth = len(model.model.layers)
     with torch.no_grad():
-        for name, weight in [*model.named_parameters(), *(mtp.named_parameters() if mtp else ())]:
+        for name, weight in [*model.named_parameters(), *mtp.named_parameters()]:
             if weight.ndim < 2:
                 continue
             std = weight.shape[-1] ** -0.5
@@ -143,8 +114,7 @@ def initialise(model: Any, mtp: MtpLayer | None, seed: int) -> None:
             elif "lm_head" in name or "gate.weight" in name:
                 std = 0.02
             weight.copy_(torch.randn(weight.shape, generator=generator) * std)
-    if hasattr(text, "rotary_emb"):
-        plant_positional_heads(model, generator)
+    plant_positional_heads(model, generator)
 
 
 def plant_positional_heads(model: Any, generator: torch.Generator) -> None:

@@ -1,5 +1,0 @@
-"""`python -m benchmarks.training OUT`."""
-
-from .train import main
-
-main()
