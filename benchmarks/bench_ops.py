@@ -6,13 +6,12 @@ Every compiled result is checked against the reference before it is timed. Per o
 rounds: the reference and the compiled version with one thread, and the compiled version with all. Every timed call
 begins with cold caches, as a layer of a model does. `ratio` is reference / compiled with one thread each, `scaling`
 compiled with one thread / with all, `roofline` the share of what this machine could do with one thread: bytes over the
-rate at which it reads, or operations over torch's best rate for such products at any shape, whichever takes longer;
-`checks` the share of the op that the checks of its operands take. Baselines are plain torch in fp32 with weights
-converted before; of packed experts the compiled version on one byte per code.
+rate at which it reads, or operations over torch's best rate for such products at any shape, whichever takes longer.
+Baselines are plain torch in fp32 with weights converted before; of packed experts the compiled version on one byte per
+code.
 
-`--features` measures the code of an older CPU. oneDNN keeps
-the newest instructions, because with fewer of them its int8 products are inexact: so with AVX2 the rates of the
-roofline are those of fp32 products, which MKL makes.
+`--features` measures the code of an older CPU. oneDNN keeps the newest instructions, because with fewer of them its
+int8 products are inexact: so with AVX2 the rates of the roofline are those of fp32 products, which MKL makes.
 """
 
 from __future__ import annotations
@@ -46,9 +45,6 @@ from tools.ops_cases import (
     residual_streams,
     write_csv,
 )
-
-from glm5_kernels import registry
-from glm5_kernels.contract import check
 
 #: How the kernels and torch are told to do without newer instructions.
 RESTRICTED = {
@@ -125,13 +121,6 @@ def _product_rate(shape: Shape, dtype: torch.dtype) -> float:
     return 2.0 * m * k * n / best
 
 
-def checking(case: Case) -> float:
-    """Share of one call that the checks of the operands take."""
-    operands = registry.contract(case.op)(*case.operands)
-    spent, whole = (sum(seconds(function) for _ in range(5)) for function in (lambda: check(operands), case.fast))
-    return spent / whole
-
-
 def measure(case: Case, rounds: int, threads: int, machine: Machine) -> dict[str, Any]:
     def cold(function: Callable[[], Any]) -> float:
         machine.empty_the_caches()
@@ -153,7 +142,7 @@ def measure(case: Case, rounds: int, threads: int, machine: Machine) -> dict[str
     return {
         "op": case.op, "shape": case.shape, "baseline_ms": round(plain * 1e3, 2), "compiled_ms": round(fast * 1e3, 2),
         "ratio": round(plain / fast, 2), "scaling": round(fast / together, 2), "roofline": round(floor / fast, 2),
-        "checks": f"{checking(case):.2%}", "error": f"{error:.1e}", "ok": error <= case.limit,
+        "error": f"{error:.1e}", "ok": error <= case.limit,
     }  # fmt: skip
 
 

@@ -11,8 +11,7 @@ W4A8 and W8A8 from the same sources and calibration texts, and KL is also given 
 
 NLL and KL are those of `glm5-ascend eval`: teacher-forced on the held-out text of the demo model, with the integer
 arithmetic the server runs. The first seed calibrates on the bundled text, the others on texts drawn from the training
-data. Below a recipe: KL with its activations in int8 and float weights (the floor of any choice of integers), and with
-its weights and float activations.
+data.
 Answers come from real vLLM on this CPU. Intervals: paired bootstrap over windows.
 
 Checkpoints in --work are reused: a second run resumes, or only measures.
@@ -32,13 +31,11 @@ from typing import Any
 import torch
 from tools.fidelity_checkpoints import (
     calibration,
-    float_weights,
     make_demo,
     plain_flash,
     quantized,
     quantized_by_peer,
 )  # fmt: skip
-from tools.fidelity_parts import ActivationsOnly, WeightsOnly
 from tools.smollm2_table import RealRow, smollm2_checks, smollm2_table
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
@@ -55,7 +52,6 @@ RECIPES = {
 #: Plain rounding, the control: it needs no text.
 CONTROL = "rtn-w4a8"
 PEER = "w4a8", "w8a8"
-PARTS = "w4a8-best", "w8a8-best"
 #: What --models takes, and its title.
 MODELS = {
     "demo": "demo model", "outliers": "with outliers", "second": "second model", "flash": "GLM-5.3-Flash",
@@ -128,13 +124,6 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
             row.compare_with(rows[f"peer {peer}"])
         if questions:
             row.answers = answers(paths[0], questions)
-        if recipe in PARTS:
-            floats = float_weights(source, work / f"{recipe}-floats", recipe)
-            for name, model in (
-                ("  activations alone", ActivationsOnly(paths[0], floats)),
-                ("  weights alone", WeightsOnly(paths[0])),
-            ):
-                rows[recipe + name] = Row(name, [compare(model, source, windows)])
     return list(rows.values())
 
 

@@ -20,17 +20,13 @@ from training.chats import training_chat
 from training.outliers import plant
 from transformers import AutoTokenizer
 
-from glm5_ascend.checkpoint import schemes
 from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize import pipeline
 from glm5_ascend.quantize.job import prepare
 from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, recipe_content
-from glm5_ascend.quantize.run.store import Store
 from glm5_ascend.quantize.selector import symbols
 
 PEER = Path(__file__).with_name("msmodelslim_cpu.py")
@@ -159,25 +155,3 @@ def _without_gptq(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("method") == GPTQ.name:
         value["method"] = "ssz" if value["dtype"] == "int4" else "minmax"
     return value
-
-
-def float_weights(source: Path, out: Path, recipe: str) -> Path:
-    """The fp32 weights that the recipe rounds, rotated and smoothed, by module: OUT.safetensors next to OUT."""
-    path = out.with_suffix(".safetensors")
-    if path.is_file():
-        return path
-    floats: dict[str, dict[int, torch.Tensor]] = {}
-
-    class RecordingStore(Store):
-        def write_rows(self, prefix: str, part: Any, rows: torch.Tensor, start: int, *rest: Any, **named: Any) -> Any:
-            if self.scheme(prefix, part) != schemes.FLOAT:
-                floats.setdefault(prefix + part.name, {})[start] = rows.detach().float().clone()
-            return super().write_rows(prefix, part, rows, start, *rest, **named)
-
-    pipeline.Store = RecordingStore  # type: ignore[misc]
-    try:
-        pipeline.quantize(prepare(QuantizeOptions(source, out, recipe, overwrite=True)), silent)
-    finally:
-        pipeline.Store = Store  # type: ignore[misc]
-    save_file({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in floats.items()}, path)
-    return path

@@ -34,8 +34,8 @@ def require(right: bool, what: str) -> None:
 
 
 @contextlib.contextmanager
-def control_group(limit: int) -> Iterator[Path | None]:
-    """A control group with `limit` bytes of memory: the file for its members' ids, None where none can be made."""
+def control_group(limit: int) -> Iterator[Path]:
+    """A control group with `limit` bytes of memory: the file for its members' ids, or `FailedError`."""
     for root, name in GROUPS:
         folder = Path("/sys/fs/cgroup", root, f"glm5-{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def control_group(limit: int) -> Iterator[Path | None]:
                 remove(folder)
             return
         remove(folder)
-    yield None
+    raise FailedError("no control group with a limit of memory can be made here (root?)")
 
 
 def remove(folder: Path) -> None:
@@ -74,12 +74,12 @@ class Server:
 
     Attributes:
         members: of its control group. memory, ready: the lines that it printed.
-        anonymous: the most anonymous bytes that all its processes had at a time.
+        anonymous: the most anonymous bytes that its group had at a time.
     """
 
     process: subprocess.Popen[str]
     url: str
-    members: Path | None
+    members: Path
     memory: str = ""
     ready: str = ""
     anonymous: int = 0
@@ -98,7 +98,8 @@ class Server:
 
     def watch(self) -> None:
         while not self.ended.wait(0.2):
-            self.anonymous = max(self.anonymous, anonymous_bytes(self.members, self.family()))
+            rows = dict(line.split() for line in self.members.with_name("memory.stat").read_text().splitlines())
+            self.anonymous = max(self.anonymous, int(rows["total_rss"] if "total_rss" in rows else rows["anon"]))
 
     def use(self) -> Use:
         times = [process.cpu_times() for process in self.family()]
@@ -110,19 +111,8 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=36000, max_retries=0)
 
 
-def anonymous_bytes(members: Path | None, family: list[psutil.Process]) -> int:
-    """Anonymous bytes of the control group, else of the processes (a child shows its parent's until it starts)."""
-    with contextlib.suppress(OSError):
-        if members is not None:
-            rows = dict(line.split() for line in members.with_name("memory.stat").read_text().splitlines())
-            return int(rows["total_rss"] if "total_rss" in rows else rows["anon"])
-        texts = [Path(f"/proc/{process.pid}/status").read_text() for process in family]
-        return sum(1024 * int(size) for text in texts for size in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", text))
-    return 0
-
-
 @contextlib.contextmanager
-def serving(model: Path, members: Path | None, flags: list[str]) -> Iterator[Server]:
+def serving(model: Path, members: Path, flags: list[str]) -> Iterator[Server]:
     """`glm5-ascend serve` from its ready line to Ctrl-C; prints what it prints, and checks its end."""
     port = free_port()
     log = Path(os.environ.get("TMPDIR", "/tmp")) / f"serve-{port}.log"
@@ -131,8 +121,7 @@ def serving(model: Path, members: Path | None, flags: list[str]) -> Iterator[Ser
 
     def join() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
-        if members is not None:
-            members.write_text(str(os.getpid()))
+        members.write_text(str(os.getpid()))
 
     print(f"$ glm5-ascend serve {model.name} -- {' '.join(flags)}", flush=True)
     process = subprocess.Popen(

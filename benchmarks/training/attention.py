@@ -137,9 +137,7 @@ def attend(layer: Any, hidden: Tensor, layout: Packed, mode: Mode, learn: bool) 
     """Attention of one layer.
 
     Args:
-        layer: a `GlmMoeDsaAttention`.
         hidden: [B, T, hidden], already normalised.
-        layout: masks and rotations.
         mode: "dense" ignores the indexer; "warmup" attends densely and trains the indexer on all visible keys;
             "sparse" attends to the indexer's selection.
         learn: whether to return the indexer's divergence (its inputs are detached, as in the DSA recipe).

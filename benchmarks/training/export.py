@@ -22,7 +22,8 @@ def hub_tensors(model: Any, mtp: MtpLayer, folder: Path) -> dict[str, Tensor]:
     whole.load_state_dict(model.state_dict(), strict=False)
     whole.model.layers[-1].load_state_dict(mtp.block.state_dict())
     whole.save_pretrained(folder)
-    named, layer = load_file(folder / WEIGHTS_NAME), f"model.layers.{model.config.num_hidden_layers}"
+    named: dict[str, Tensor] = load_file(folder / WEIGHTS_NAME)
+    layer = f"model.layers.{model.config.num_hidden_layers}"
     for name, weight in mtp.state_dict().items():
         if not name.startswith("block."):
             named[f"{layer}.{'shared_head.' if name == 'norm.weight' else ''}{name}"] = weight

@@ -21,11 +21,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_model(folder: Path, attention: str = "eager", config: Any = None) -> Any:
-    """transformers' model in float32 from the stored weights, norms at the configured epsilon.
-
-    Args:
-        config: in place of the folder's own.
-    """
+    """transformers' model in float32 from the stored weights, norms at the epsilon of `config` or the folder's own."""
     from transformers import AutoConfig, Glm5NextForConditionalGeneration, GlmMoeDsaForCausalLM
 
     config = config or AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -43,14 +43,7 @@ def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def plant(src: Path, dst: Path, factor: float = 32, channels: int = 6, seed: int = 0) -> Path:
-    """Copy a checkpoint folder and plant outliers in the copy; returns `dst`.
-
-    Args:
-        src: a GLM-5 checkpoint.
-        dst: must not exist or be empty.
-        factor: a power of two, such as 16 or 32.
-        channels: outlier channels per norm and per up projection.
-        seed: decides which channels.
+    """Copy a checkpoint folder and plant outliers in so many channels per norm and per up projection; returns `dst`.
 
     Raises:
         ConfigError: the factor is not a power of two.
@@ -67,8 +60,6 @@ def plant(src: Path, dst: Path, factor: float = 32, channels: int = 6, seed: int
             if path.is_file() and not path.name.startswith(WEIGHTS_NAME):
                 copy_file(path, folder / path.name)
         save_tensors(folder, _with_outliers(tensors, factor, channels, seed))
-        note = {"factor": factor, "channels": channels, "seed": seed}
-        write_file(folder / "outliers.json", json.dumps(note) + "\n")
     return dst
 
 

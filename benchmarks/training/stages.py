@@ -101,14 +101,9 @@ def rate_at(done: float, first: float, last: float, flat: float) -> float:
 def train_stage(
     run: Run, name: str, step: TrainStep, optimizers: list[Any], steps: int, rates: tuple[float, float, float]
 ) -> None:
-    """Run one stage; every 10 steps one line is printed.
+    """Run one stage, in which `step` gives the losses whose sum is minimised; prints a line every 10 steps.
 
     Args:
-        run: the model and its data.
-        name: for the printed lines.
-        step: gives the losses whose sum is minimised.
-        optimizers: what to update.
-        steps: how many.
         rates: `first`, `last` and `flat` of `rate_at`.
     """
     started = time.monotonic()

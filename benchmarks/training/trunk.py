@@ -59,9 +59,7 @@ class MtpLayer(nn.Module):
         Args:
             hidden: [B, T, hidden], the model's states after its last norm.
             following: [B, T, hidden], embedding of the token after each; counted as 0 at position 0, as vLLM does.
-            layout: masks and rotations of the tokens `hidden` belongs to.
-            mode: attention mode.
-            learn: whether to return the indexer's divergence.
+            layout: of the tokens `hidden` belongs to.
         """
         following = following.masked_fill(layout.positions[..., None] == 0, 0.0)
         joined = self.eh_proj(torch.cat((self.enorm(following), self.hnorm(hidden)), dim=-1))
