@@ -1,4 +1,4 @@
-"""Level 3: a lowered kernel through `bishengir-compile`, the device's own compiler, up to the machine code.
+"""Level 2: a lowered kernel through `bishengir-compile`, the device's own compiler, up to the machine code.
 
 AscendNPU-IR (PyPI `ascendnpu-ir`, Apache-2.0) does on any x86-64 machine what it does beside an NPU: bufferisation, the
 addresses of all buffers in UB, L1 and L0, the split into cube and vector programs, the flags between pipes and between

@@ -1,7 +1,7 @@
 """One level of one op: `python -m tests.proof.levels LEVEL OP TOOLS`, results as JSON lines on standard output.
 
-A process of its own, because TRITON_INTERPRET counts when the kernels are imported, and because the later levels want
-triton-ascend where level 1 wants upstream Triton. TOOLS is the folder of the device's compilers.
+A process of its own, because TRITON_INTERPRET counts when the kernels are imported, and because the second level wants
+triton-ascend where the first wants upstream Triton. TOOLS is the folder of the device's compilers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 
 from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.parity import run
-from tests.proof import structure
 from tests.proof.device_compiler import TARGETS, DeviceCompiler
 from tests.proof.lowering import lower_all
-from tests.proof.shapes import REAL, launched_cases, quick_cases, real_cases
+from tests.proof.shapes import launched_cases, quick_cases, real_cases
 from tests.proof.tools import Tools
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +37,11 @@ class Result:
     """One comparison.
 
     Attributes:
-        level: 1 to 3.
-        what: the variant of the op, at level 2 the kernel, at level 3 the kernel and its compiler's options.
+        what: the variant of the op, or the kernel and its compiler's options.
         worst: what is wrong, or the largest error.
     """
 
     op: str
-    level: int
     what: str
     ok: bool
     worst: str
@@ -80,16 +77,10 @@ def _interpreted(op: str) -> Iterator[Result]:
         try:
             got = run._results(case, "triton", "cpu")
         except UnsupportedVariantError as error:
-            yield Result(case.op, 1, case.variant, True, "", str(error))
+            yield Result(case.op, case.variant, True, "", str(error))
             continue
         for row in run._judge(case, "triton", got, run._results(case, "reference", "cpu")):
-            yield Result(case.op, 1, f"{case.variant}: {row.output}", row.ok, f"{row.worst}; allowed: {row.allowed}")
-
-
-def _lowered(op: str) -> Iterator[Result]:
-    for lowered in lower_all(real_cases(op)).values():
-        wrong = structure.findings(lowered)
-        yield Result(op, 2, f"{REAL}: {lowered.kernel}", not wrong, "; ".join(wrong))
+            yield Result(case.op, f"{case.variant}: {row.output}", row.ok, f"{row.worst}; allowed: {row.allowed}")
 
 
 def _compiled(op: str, folder: Path) -> Iterator[Result]:
@@ -101,16 +92,10 @@ def _compiled(op: str, folder: Path) -> Iterator[Result]:
             compiled = compiler.compile(lowered, target, multi_buffer)
             wrong = compiled.findings()
             what = f"{name} {shape}, {target}" + ("" if multi_buffer else ", single buffers")
-            yield Result(op, 3, what, not wrong, "; ".join(wrong))
+            yield Result(op, what, not wrong, "; ".join(wrong))
 
-
-RUN = {
-    "interpreted": lambda op, _: _interpreted(op),
-    "lowered": lambda op, _: _lowered(op),
-    "compiled": _compiled,
-}
 
 if __name__ == "__main__":
     level, name, folder = sys.argv[1:]
-    for line in RUN[level](name, Path(folder)):
+    for line in _interpreted(name) if level == "interpreted" else _compiled(name, Path(folder)):
         print(json.dumps(asdict(line)), flush=True)

@@ -1,4 +1,4 @@
-"""Level 2: a kernel lowered by Triton-Ascend's own compiler to the text that its device compiler takes.
+"""A kernel lowered by Triton-Ascend's own compiler to the text that its device compiler takes.
 
 Runs where `import triton` is triton-ascend 3.2.0, without CANN: its stages are called one by one, since
 `triton.compile` would go on to the device. No argument is specialised on being 1 or a multiple of 16, as a launch on a
@@ -28,11 +28,10 @@ ARCHITECTURE = "Ascend910_9382"
 
 @dataclass(frozen=True)
 class Lowered:
-    """The result: the kernel's name, Linalg text, and on which cores it runs: mix, aic (cube) or aiv (vector)."""
+    """The kernel's name and its Linalg text."""
 
     kernel: str
     text: str
-    mix_mode: str
 
 
 #: A kernel's name, the types of its arguments and its constants.
@@ -86,8 +85,8 @@ def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> L
         text = ttir_to_linalg(ttir, metadata, options, named_ops=True)
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{kernel.__name__}: {error.stderr.decode()[:2000]}") from error
-    text, metadata = _parse_linalg_metadata(text, metadata)
-    return Lowered(kernel.__name__, text, metadata["mix_mode"])
+    text, _ = _parse_linalg_metadata(text, metadata)
+    return Lowered(kernel.__name__, text)
 
 
 def _signature(argument: Any) -> str:

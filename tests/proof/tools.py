@@ -1,4 +1,4 @@
-"""What levels 2 and 3 need, put into a folder without touching the system: `python -m tests.proof.tools FOLDER`.
+"""What level 2 needs, put into a folder without touching the system: `python -m tests.proof.tools FOLDER`.
 
 triton-ascend (from PyPI) has a package named `triton`, as upstream has: it must never share an environment with that
 one, so it gets a folder that only the processes of `levels` see.
