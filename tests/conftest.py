@@ -5,7 +5,6 @@ That is the tiny model with its quantized outputs, the trained one with its own,
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import sys
@@ -105,9 +104,7 @@ def editable(tmp_path: Path) -> Copy:
 
 @pytest.fixture(scope="session")
 def trained_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped demo model, or the directory named by GLM5_TEST_TRAINED (while it is being trained)."""
-    if "GLM5_TEST_TRAINED" in os.environ:
-        return Path(os.environ["GLM5_TEST_TRAINED"])
+    """The shipped demo model."""
     from glm5_ascend.demo_model.resources import write_demo_model
 
     return write_demo_model(tmp_path_factory.mktemp("trained") / "demo")

@@ -10,19 +10,10 @@ import torch
 from glm5_kernels.native import sparse_flash_attention as sfa_cpu
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import cases
-from glm5_kernels.parity.run import parity
 from tests.ops.support.implementations import cpu, reference
 from tests.ops.support.paged_batch import paged_batch
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("op", ["lightning_indexer", "sparse_flash_attention", "mla_preprocess", "indexer_preprocess"])
-def test_parity_at_real_head_shapes(op: str) -> None:
-    """bf16, fp32 and int8 caches."""
-    rows = list(parity(ops=(op, f"{op}_quant")))
-    assert rows and not [row for row in rows if not row.ok]
 
 
 @pytest.mark.parametrize(("heads", "dtype"), [(64, torch.bfloat16), (16, torch.bfloat16), (8, torch.float32)])

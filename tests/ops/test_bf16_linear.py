@@ -47,15 +47,6 @@ def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
     torch.testing.assert_close(product.double(), expected, rtol=2**-8, atol=1e-5 * shape[1])
 
 
-def test_only_bf16_of_several_tokens_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
-    one, two, weight = torch.randn(1, 8).bfloat16(), torch.randn(2, 8).bfloat16(), torch.randn(4, 8).bfloat16()
-    assert bf16_linear.widens(two, weight)
-    assert not bf16_linear.widens(one, weight) and not bf16_linear.widens(two.float(), weight.float())
-    monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", True)
-    assert not bf16_linear.widens(two, weight)
-
-
 def test_copies_of_tokens_are_held() -> None:
     """With this setting Linux takes back what is freed at once: a kernel that still reads it ends the process."""
     done = subprocess.run(

@@ -91,18 +91,6 @@ def test_a_prefill_may_be_cut_anywhere(sizes: tuple[int, int]) -> None:
     assert equal([torch.cat(pair) for pair in zip(first, second, strict=True)], whole)
 
 
-@pytest.mark.parametrize("strided", range(3))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_operands_of_the_indexer_in_any_strides(dtype: torch.dtype, strided: int) -> None:
-    """Elements of a row that do not follow each other, as a slice or a transposed tensor has them."""
-    batch = paged_batch([48], [3], block_size=16)
-    keys = batch.cache([torch.randn(48, 64).to(dtype)])
-    operands = [torch.randn(3, 8, 64).to(dtype), keys, torch.randn(3, 8)]
-    want = ops.lightning_indexer(*operands, batch.paged, 5)
-    operands[strided] = torch.stack([operands[strided], torch.zeros_like(operands[strided])], -1)[..., 0]
-    assert torch.equal(ops.lightning_indexer(*operands, batch.paged, 5), want)
-
-
 def test_what_lies_beside_the_slots_is_not_touched() -> None:
     """MLA preprocess writes the slots it is given and nothing else, in strided caches as well."""
     cache = torch.randint(-100, 100, (3, 4, RANK + ROPE + 5)).float()

@@ -27,6 +27,15 @@ def test_every_compiled_op_agrees_with_its_reference(op: str) -> None:
     assert rows
 
 
+QUICK = ("kda", "indexer_pool", "mhc")
+
+
+@pytest.mark.parametrize("op", [op if op in QUICK else pytest.param(op, marks=pytest.mark.long) for op in registry.OPS])
+def test_every_instruction_set_agrees(op: str, instruction_set: str) -> None:
+    rows = list(parity(ops=(op,)))
+    assert instruction_set and not [row for row in rows if not row.ok]
+
+
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
     """Put a function, which is given the right one, in the place of every compiled op."""

@@ -1,4 +1,4 @@
-"""The value up-projection against sums in fp64."""
+"""The value up-projection, and the products of each head that it is made of, against sums in fp64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
+from glm5_kernels.native import head_products as panels
 
 
 @pytest.mark.usefixtures("implementation")
@@ -21,3 +22,19 @@ def test_against_fp64(tokens: int, rank: int, size: int, dtype: torch.dtype) -> 
         got = ops.v_up_proj(*operands)
         assert got.dtype == dtype and got.shape == (tokens, 3 * size) and got.is_contiguous()
         torch.testing.assert_close(got.double(), want, rtol=2 * rounding, atol=8 * rounding + 2e-5)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_token_is_computed_by_itself() -> None:
+    """Bits are equal in any company of a decode step, and with any number of threads (as `threads` shows)."""
+    x, w = torch.randn(16, 4, 64).bfloat16(), torch.randn(4, 64, 96).bfloat16()
+    whole = panels.per_head(x, w)
+    for count in (2, 7):
+        assert torch.equal(panels.per_head(x[:count], w), whole[:count])
+
+
+def test_no_number_stays_one() -> None:
+    x = torch.randn(3, 2, 32).bfloat16()
+    x[1, 0, 5] = float("nan")
+    got = panels.per_head(x, torch.randn(2, 32, 64).bfloat16())
+    assert got.isnan().sum() == 64 and got[1, 0].isnan().all()

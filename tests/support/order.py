@@ -43,7 +43,6 @@ LONGEST = (
     "tests/cli/test_demo.py",
     "tests/deploy/test_accept.py",
     "tests/serve/test_long_prompt.py",
-    "tests/ops/test_isa_levels.py",
     "tests/proof/test_kernel_levels.py",
     "tests/quantize/estimate/test_memory.py",
     "tests/demo_model/test_shipped.py",
