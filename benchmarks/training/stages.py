@@ -60,8 +60,9 @@ def balance(run: Run) -> float:
     """Nudge every router's bias towards equal loads; returns the largest load relative to the mean."""
     worst = 0.0
     for block in [*run.model.model.layers, run.mtp.block]:
-        if hasattr(block.mlp, "gate"):
-            share = block.mlp.gate.load.float() / block.mlp.gate.load.float().mean()
+        load = getattr(getattr(block.mlp, "gate", None), "load", None)  # stage A leaves the MTP layer alone
+        if load is not None:
+            share = load.float() / load.float().mean()
             block.mlp.gate.e_score_correction_bias += BALANCE_RATE * torch.sign(1.0 - share)
             worst = max(worst, share.max().item())
     return worst
