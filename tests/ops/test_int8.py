@@ -94,11 +94,6 @@ def test_experts_are_exact(tokens: int, limit: float, sizes: tuple[int, int], pa
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
-def test_every_byte_is_two_codes() -> None:
-    every = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(ops.unpack_int4(every.view(1, 256).view(torch.int8)), unpacked(every[None]).to(torch.int8))
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 50])
 def test_experts_of_a_slice_of_columns(tokens: int) -> None:
     """A rank of tensor parallel reads its columns of down_proj where they lie: rows with gaps between them."""

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny_model import FP8_KEYS, VOCAB_SIZE, write_random_model
+from tests.support.tiny_model import FP8_KEYS, tiny_config, write_random_model
 
 PROCESSOR = {
     "image_processor": {"image_processor_type": "Glm5NextImageProcessor"},
@@ -20,16 +20,14 @@ _MSMODELSLIM = (
     (r"\.hc_(attn|ffn)_", r".\1_hc."),
 )
 
-_TEXT: dict[str, Any] = {
+#: Keys of GLM-5's tiny config.json that Flash's text_config does not have.
+_NOT_IN_FLASH = (
+    "architectures", "rope_parameters", "rope_interleave", "indexer_rope_interleave", "attention_dropout",
+    "moe_layer_freq", "initializer_range", "use_cache",
+)  # fmt: skip
+_TEXT: dict[str, Any] = tiny_config(**dict.fromkeys(_NOT_IN_FLASH)) | {
     "model_type": "glm5_next_text",
-    "dtype": "bfloat16",
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "moe_intermediate_size": 32,
     "num_hidden_layers": 4,
-    "num_nextn_predict_layers": 1,
-    "first_k_dense_replace": 1,
     "layer_types": ["linear_attention", "deepseek_sparse_attention", "linear_attention", "linear_attention"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     "indexer_types": ["full"] * 4,
@@ -37,27 +35,9 @@ _TEXT: dict[str, Any] = {
         "num_heads": 2, "head_dim": 128, "gate_lower_bound": -5, "short_conv_kernel_size": 4,
         "kda_layers": [0, 2, 3], "full_attn_layers": [1],
     },
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 0,
     "qk_head_dim": 16,
     "head_dim": 0,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-    "index_topk": 16,
     "index_kpool": 4,
     "index_kpool_always_select_tail": True,
     "index_kpool_compress": True,
@@ -67,13 +47,6 @@ _TEXT: dict[str, Any] = {
     "mhc": True,
     "mla_use_nope": True,
     "swiglu_limit": 10,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "eos_token_id": [0],
-    "pad_token_id": 0,
 }  # fmt: skip
 _VISION: dict[str, Any] = {
     "model_type": "glm5_next_vision", "depth": 2, "hidden_size": 32, "num_heads": 2, "in_channels": 3,
