@@ -74,34 +74,26 @@ def relative(got: Any, want: Any) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def indexer_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
+def indexer(requests: int, tokens: int, context: int) -> Case:
     cache = torch.randn(requests * context // BLOCK, BLOCK, INDEX_DIM).bfloat16()
     q = torch.randn(requests * tokens, INDEX_HEADS, INDEX_DIM).bfloat16()
     w = torch.randn(requests * tokens, INDEX_HEADS).bfloat16()
-    return q, cache, w, batch(requests, tokens, context), TOPK
-
-
-def indexer(requests: int, tokens: int, context: int) -> Case:
-    operands = indexer_operands(requests, tokens, context)
+    operands = q, cache, w, batch(requests, tokens, context), TOPK
     pairs = requests * tokens * (context - (tokens - 1) / 2)
     work = 2.0 * pairs * INDEX_HEADS * INDEX_DIM, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
     return Case("lightning_indexer", shape, operands, missed, 1e-3, 2.0 * requests * context * INDEX_DIM, [work])
 
 
-def attention_operands(requests: int, tokens: int, context: int) -> tuple[Any, ...]:
+def attention(requests: int, tokens: int, context: int) -> Case:
     """Probabilities are rounded, as an NPU does."""
     cache = torch.randn(requests * context // BLOCK, BLOCK, RANK + ROPE).bfloat16()
     count = requests * tokens
     nope, rope = (torch.randn(count, HEADS, RANK) * 0.2).bfloat16(), (torch.randn(count, HEADS, ROPE) * 0.2).bfloat16()
     selected = torch.stack([torch.randperm(context - tokens)[:TOPK] for _ in range(count)]).int()
     where = selected, batch(requests, tokens, context), HEADS**-0.5 / 2, True
-    return nope, rope, cache[..., :RANK], cache[..., RANK:], *where
-
-
-def attention(requests: int, tokens: int, context: int) -> Case:
-    operands = attention_operands(requests, tokens, context)
-    keys = requests * tokens * min(TOPK, context - tokens)
+    operands = nope, rope, cache[..., :RANK], cache[..., RANK:], *where
+    keys = count * min(TOPK, context - tokens)
     scores = 2.0 * keys * HEADS * (RANK + ROPE), FLOATS
     values = 2.0 * keys * HEADS * RANK, FLOATS
     shape = f"B={requests} n={tokens} ctx={context}"
@@ -134,21 +126,17 @@ def linear(n: int, k: int) -> LinearWeights:
     return LinearWeights(torch.randint(-127, 128, (n, k), dtype=torch.int8), PER_TOKEN, torch.rand(n) * 1e-3)
 
 
-def preprocess_operands(tokens: int) -> tuple[Any, ...]:
-    """Operands at GLM-5's sizes: int8 weights except W_UK, which is bf16 like activations and caches."""
+def preprocess(tokens: int) -> Case:
+    """At GLM-5's sizes: int8 weights except W_UK, which is bf16 like activations and caches."""
     qkv_a, q_b = linear(Q_LORA + RANK + ROPE, HIDDEN), linear(HEADS * (NOPE + ROPE), Q_LORA)
     slots, pairs = -(-tokens // BLOCK), ROPE // 2
-    x, angles = torch.randn(tokens, HIDDEN).bfloat16(), (torch.randn(tokens, pairs), torch.randn(tokens, pairs))
+    x, cos, sin = torch.randn(tokens, HIDDEN).bfloat16(), torch.randn(tokens, pairs), torch.randn(tokens, pairs)
     w_uk_t, gammas = (torch.randn(HEADS, NOPE, RANK) * 0.05).bfloat16(), (torch.ones(Q_LORA), torch.ones(RANK))
-    caches = torch.zeros(slots, BLOCK, RANK).bfloat16(), torch.zeros(slots, BLOCK, ROPE).bfloat16()
-    return x, *angles, qkv_a, q_b, w_uk_t, *gammas, torch.arange(tokens), *caches, 1e-5
-
-
-def preprocess(tokens: int) -> Case:
-    operands = preprocess_operands(tokens)
-    x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, eps = operands
+    ckv, kpe = torch.zeros(slots, BLOCK, RANK).bfloat16(), torch.zeros(slots, BLOCK, ROPE).bfloat16()
+    where = torch.arange(tokens)
+    operands = x, cos, sin, qkv_a, q_b, w_uk_t, *gammas, where, ckv, kpe, 1e-5
     floats = [LinearWeights(w.weight.float() * w.scale[:, None]) for w in (qkv_a, q_b) if w.scale is not None]
-    widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), eps
+    widened = x.float(), cos, sin, *floats, w_uk_t.float(), *gammas, where, ckv.float(), kpe.float(), 1e-5
     plain = lambda: registry.load("mla_preprocess", "reference")(*widened)  # noqa: E731
     absorbed = 2.0 * tokens * HEADS * NOPE * RANK
     products = [(2.0 * tokens * w.weight.numel(), INTEGERS) for w in (qkv_a, q_b)]

@@ -41,7 +41,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -52,11 +51,9 @@ class Muon(torch.optim.Optimizer):
                 average = state["momentum"]
                 average.lerp_(weight.grad, 1 - group["momentum"])
                 update = weight.grad.lerp(average, group["momentum"])
-                if weight.ndim == 3 and weight.shape[1] < weight.shape[2]:  # gate and up are two matrices
-                    stacked = update.view(-1, weight.shape[1] // 2, weight.shape[2])
-                    update = orthogonalise(stacked).view_as(weight)
-                else:
-                    update = orthogonalise(update)
+                gate_and_up = weight.ndim == 3 and weight.shape[1] < weight.shape[2]  # two matrices
+                shape = (-1, weight.shape[1] // 2, weight.shape[2]) if gate_and_up else weight.shape
+                update = orthogonalise(update.view(shape)).view_as(weight)
                 scale = max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5
                 weight.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-group["lr"] * scale)
 
