@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN, QUANT_MODES
-from glm5_kernels.lightning_indexer.reference import quantize_indexer
+from glm5_kernels.ops import pack_latents, quantize_indexer
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import PREPROCESS_OUTPUTS, ROUNDED_CODES, Case, cases, preprocess_operands
 from glm5_kernels.parity.compare import Tolerance
 from glm5_kernels.parity.inputs import BLOCK, HEADS, INDEX_DIM, INDEX_HEADS, RANK, ROPE, paged_batch, paged_cache
-from glm5_kernels.sparse_flash_attention.reference import pack_latents
 
 REAL = "GLM-5"
 Q_LORA, HIDDEN, TOPK = 2048, 6144, 2048

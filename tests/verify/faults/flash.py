@@ -15,7 +15,7 @@ LAYERS = "model.language_model.layers."
 Q_PROJ, A_LOG, DT_BIAS = (f"{LAYERS}0.self_attn.{name}" for name in ("q_proj", "A_log", "dt_bias"))
 CONV, STREAMS = f"{LAYERS}2.self_attn.k_conv1d.weight", f"{LAYERS}1.hc_ffn_fn"
 POOL = f"{LAYERS}1.self_attn.indexer.index_kpool_compress_ape"
-TOWER = "model.visual.blocks.1.mlp.up_proj.weight"
+TOWER, MERGER = "model.visual.blocks.1.mlp.up_proj.weight", "model.visual.merger.down_proj.weight"
 PROCESSOR, ALIAS = "processor_config.json", "model.layers.0.mlp.up_proj.weight"
 
 
@@ -85,6 +85,7 @@ ROWS = [
         Row(T, "two spellings", two_spellings, "A_log: also in"),
         Row(T, "pool of 2", tensor(POOL, lambda x: x[:2]), r"shape \[2, 16\], expected \[4, 16\]"),
         Row(V, "streams", tensor(STREAMS, not_finite), "holds NaN", modes=VALUES),
+        Row(V, "tower", tensor(MERGER, not_finite), "holds NaN", modes=VALUES),
         *(
             Row(V, f"{name} nudged", nudged(name), "carried over|not the bytes|were written", modes="hs")
             for name in (DT_BIAS, CONV, POOL, STREAMS, TOWER)
