@@ -50,7 +50,7 @@ THIRD_PARTY = {
     "transformers": ("glm5_ascend.checkpoint.tokenizer", "glm5_ascend.serve."),
     "openai": ("glm5_ascend.cli.demo",),
     "torch_npu": ("glm5_ascend.model.device", "glm5_ascend.serve.plugin.ascend.", REHEARSED),
-    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", "glm5_ascend.serve.engine_parser.", REHEARSED),
+    "vllm_ascend": ("glm5_ascend.serve.plugin.ascend.", REHEARSED),
 }
 
 

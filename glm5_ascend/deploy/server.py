@@ -23,7 +23,6 @@ from glm5_ascend.options import with_options
 from glm5_ascend.serve import cores
 from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
-from glm5_ascend.serve.flag_table import installed_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
 from glm5_ascend.serve.limits import ranks_of, refuse_flags
 from glm5_ascend.serve.memory import check_memory, default_limits
@@ -68,8 +67,6 @@ def checked_command(options: ServeOptions) -> ServerCommand:
     if not options.skip_verify:
         refuse_broken(checkpoint, verify_name(profile.engine, profile.platform))
     line, flags = user_flags(profile, options.vllm_args)
-    if flags and (note := installed_table(line).note):
-        print(f"note: {note}", file=sys.stderr)
     role, notes = following_template(profile.role(options.role).for_line(line), checkpoint.directory)
     if profile.platform != CPU:
         refuse_known_bad(profile, role, checkpoint, options)

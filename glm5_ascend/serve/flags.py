@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from glm5_ascend.errors import ConfigError, json_frame, shell_word, shown
@@ -20,14 +19,6 @@ MASK = "***"
 KEY_FLAGS = ("--api-key", "--api_key")
 #: Flags of vLLM that set a key of --speculative-config.
 SPECULATIVE = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
-#: Flags that cannot be 0.
-_POSITIVE = {
-    "tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size",
-    "decode-context-parallel-size", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len",
-    "cp-kv-cache-interleave-size",
-}  # fmt: skip
-#: Flags that are a share of the memory of a device.
-_SHARES = {"gpu-memory-utilization", "mem-fraction-static"}
 #: A word that begins a flag; -0.5 and {"a": 1} are values.
 _FLAG = re.compile(r"--?[A-Za-z]")
 
@@ -93,20 +84,13 @@ def normal_form(words: Sequence[str], table: FlagTable) -> list[str]:
     values = table.parse(_spelled_out(words) if table.underscores else words)
     for flag in values.keys() & {"model", "model-path"}:
         raise ConfigError(f"--{flag}: DIR is the checkpoint already", f"remove --{flag}")
-    for flag, key in SPECULATIVE.items():
-        if flag in values and key in values.get("speculative-config", ()):
-            raise ConfigError(f"--{flag} and {key} of --speculative-config: vLLM takes one of them", "remove one")
-    for flag in values.keys() & _POSITIVE:
-        if isinstance(values[flag], int) and values[flag] < 1 and (flag, values[flag]) != ("max-model-len", -1):
-            raise ConfigError(f"--{flag} is {values[flag]}, expected a whole number above 0", "correct the value")
-    for flag in values.keys() & _SHARES:
-        if not 0 < values[flag] <= 1:
-            raise ConfigError(f"--{flag} is {values[flag]:g}, expected a share above 0, at most 1", "0.9 is usual")
+    if "config" in values:
+        raise ConfigError("--config: flags of a file cannot be checked", "give the flags themselves")
     return table.words(values)
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
-    """Do what vLLM's parser does before argparse: dashes for underscores, `-O3`, `--a.b`, the file of `--config`."""
+    """Do what vLLM's parser does before argparse: dashes for underscores, `-O3`, `--a.b`."""
     plain: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     rest = list(words)
@@ -118,8 +102,6 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
             base = base.replace("_", "-")
         if optimization := re.fullmatch(r"-O=?(\d?)", word):
             plain += ["--optimization-level", *optimization[1]]
-        elif base == "--config" and (equals or rest):
-            rest[:0] = _words_of_file(Path(value if equals else rest.pop(0)))
         elif keys:
             if not equals and (not rest or _FLAG.match(rest[0])):
                 raise ConfigError(f"{shown(name)} has no value, expected one", "give it one value")
@@ -127,27 +109,6 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
         else:
             plain.append(base + equals + value)
     return [*plain, *(word for base, whole in objects.items() for word in (base, json.dumps(whole)))]
-
-
-def _words_of_file(path: Path) -> Iterator[str]:
-    from glm5_ascend.files.yaml_file import yaml_content
-
-    content = yaml_content(path)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a map of flags", "one flag per line: max-num-seqs: 16")
-    for flag, value in content.items():
-        if flag == "config":
-            raise ConfigError(f"{path}: config names another file", "one file of flags")
-        if value is not False:
-            yield f"--{flag}"
-        elif value is False:
-            yield f"--no-{flag}"
-        if isinstance(value, dict):
-            yield json.dumps(value)
-        elif isinstance(value, list):
-            yield from map(str, value)
-        elif not isinstance(value, bool):
-            yield str(value)
 
 
 def _set_key(whole: dict[str, Any], keys: Sequence[str], text: str) -> None:

@@ -27,7 +27,7 @@ POOL = 4
 def ranks_of(argv: Sequence[str]) -> int:
     """The number of ranks that a command line asks for by --tensor-parallel-size; 1 without it."""
     text = value_of(argv, FLAG)
-    return int(text) if text.isdecimal() else 1
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def drafts_of(argv: Sequence[str]) -> int:

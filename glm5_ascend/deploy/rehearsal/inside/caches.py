@@ -9,6 +9,7 @@ import torch
 from vllm.config import VllmConfig
 
 from .meta import BigOnMeta
+from .moved import moved
 
 
 def share(config: VllmConfig, target: Any, draft: torch.nn.Module) -> None:
@@ -57,8 +58,6 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 
 def cache(config: VllmConfig, available: int | None) -> tuple[dict[str, Any], list[str]]:
     """Bytes per token of one die and blocks for `available` bytes (None: no blocks are counted), and the problems."""
-    from glm5_parser.moved import moved
-
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
     block, per_request = sizes(config, specs)

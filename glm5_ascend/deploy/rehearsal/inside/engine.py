@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from glm5_parser.moved import module_of
 from vllm.config import VllmConfig
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from .machine import without_other_ranks
+from .moved import module_of
 
 
 @cache
