@@ -25,14 +25,11 @@ def run(options: AcceptOptions, output: Output) -> int:
     """
     from glm5_ascend.deploy.acceptance.run import accept
 
-    path, report = accept(options, os.environ.get("OPENAI_API_KEY", ""), _silent if output.json else _show)
+    show = (lambda result: None) if output.json else _show
+    path, report = accept(options, os.environ.get("OPENAI_API_KEY", ""), show)
     output.write(report, [printable(report["verdict"]), printable(f"wrote {path}")])
     return int(report["exit_code"])
 
 
 def _show(result: StepResult) -> None:
     print(printable(f"{result.name:<9} {result.status:<8} {result.seconds:>7.1f} s  {result.verdict}"), flush=True)
-
-
-def _silent(result: StepResult) -> None:
-    """Print nothing: with --json stdout is one object."""

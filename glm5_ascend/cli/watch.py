@@ -21,7 +21,7 @@ ONCE = 2
     "watch http://127.0.0.1:8000 --canaries canaries.json", "watch http://127.0.0.1:8000 --once", json=True,
 )  # fmt: skip
 def run(options: WatchOptions, output: Output) -> int:
-    """Watch a server for garbage: known questions, log-probabilities, repeats, empty tool calls, MTP acceptance."""
+    """Watch a server for garbage: known questions, log-probabilities, repeats, empty tool calls."""
     from glm5_ascend.serve.watching import api
     from glm5_ascend.serve.watching.canaries import learn_canaries
 
@@ -30,8 +30,7 @@ def run(options: WatchOptions, output: Output) -> int:
         recorded = learn_canaries(url, file, canaries=options.canaries, key=key)
         count = len(recorded.canaries)
         text = f"wrote {file}: {count} canaries; glm5-ascend watch {url} --canaries {file}"
-        data = {"file": str(file), "canaries": count, "tokens_per_step": recorded.tokens_per_step}
-        output.write(json_frame("watch") | data, [printable(text)])
+        output.write(json_frame("watch") | {"file": str(file), "canaries": count}, [printable(text)])
         return EXIT_OK
     polls, interval = (ONCE, 0.0) if options.once else (0, api.INTERVAL_S)
     result = api.watch(

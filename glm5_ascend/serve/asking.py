@@ -27,6 +27,7 @@ NO_TOOLS = "the chat template has no place for tools"
 LARGE_ID = 100_000
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 MARKUP = ("<think>", "</think>", "<tool_call>", "<arg_key>", "<|assistant|>", "<|user|>", "[gMASK]")
+_REPEATED = re.compile(r"(.{1,12}?)\1{11,}|(.{8,120}?)\2{4,}", re.DOTALL)
 #: Tokens of an answer that is asked for again because a thought filled the first one's.
 THOUGHT_TOKENS = 4096
 
@@ -46,9 +47,9 @@ def user(text: str) -> list[dict[str, Any]]:
 
 
 def degenerate(text: str) -> bool:
-    """True for text of broken weights: empty, one repeated character ("!!!!!!"), or one repeated piece."""
-    stripped = text.strip()
-    return not stripped or re.search(r"(.{1,12}?)\1{11,}", stripped, re.DOTALL) is not None
+    """True for text of broken weights: empty, or a repeated character ("!!!!!!"), piece or phrase."""
+    stripped = text.strip()[:8000]
+    return not stripped or _REPEATED.search(stripped) is not None
 
 
 def ask(client: Client, messages: list[dict[str, Any]], **options: Any) -> Answer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, ConfigError, shortened, shown
 from glm5_ascend.files.untrusted import parse_json
-from glm5_ascend.serve.connection import BoundedReply, Limits, exchange
+from glm5_ascend.serve.connection import BoundedReply, exchange
 from glm5_ascend.serve.connection import server_address as server_address
 from glm5_ascend.serve.replies import Answer as Answer
 from glm5_ascend.serve.replies import ChatReply, ServedModel
@@ -26,6 +27,8 @@ MAX_BYTES = 32 * 1024**2
 LOGPROB_BYTES = 512
 #: Seconds for GET requests (models, metrics), which need no computation.
 QUICK_S = 30.0
+#: Seconds between two bytes of an answer.
+IDLE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,12 @@ class Client:
         model: its name for the model; "" is the first one in most calls.
         timeout: seconds for one answer, to its last byte.
         key: API key, "" for none.
-        idle: seconds between two bytes.
     """
 
     url: str
     model: str = ""
     timeout: float = 300.0
     key: str = ""
-    idle: float = 300.0
-
-    def get(self, path: str) -> bytes:
-        """Raises `MissingEnvironmentError` where nothing answers in time, `CheckFailedError` for an HTTP error."""
-        with self._answer("GET", path) as reply:
-            return reply.read()
 
     def models(self) -> list[dict[str, Any]]:
         """The server's list of models: objects whose `id` is text."""
@@ -77,23 +73,16 @@ class Client:
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over engines and labels; empty where the server has no metrics."""
-        sums: dict[str, float] = {}
-        for name, _, value in self.samples():
-            sums[name] = sums.get(name, 0.0) + value
-        return sums
-
-    def samples(self) -> list[tuple[str, str, float]]:
-        """Prometheus samples: name, label `engine` (vLLM's DP rank, "" without), value; none without metrics."""
         try:
-            text = self.get("/metrics").decode(errors="replace")
+            with self._answer("GET", "/metrics") as reply:
+                text = reply.read().decode(errors="replace")
         except CheckFailedError:
-            return []
-        samples = []
-        for name, labels, value in re.findall(r"^([\w:]+)(\{[^}\n]*\})? ([-+.\deE]{1,40})$", text, re.MULTILINE):
+            return {}
+        sums: dict[str, float] = defaultdict(float)
+        for name, value in re.findall(r"^([\w:]+)(?:\{[^}\n]*\})? ([-+.\deE]{1,40})$", text, re.MULTILINE):
             with contextlib.suppress(ValueError):
-                engine = re.search(r'[{,]engine="([^"]*)"', labels)
-                samples.append((name, engine[1] if engine else "", float(value)))
-        return samples
+                sums[name] += float(value)
+        return sums
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> Answer:
         """Greedy unless `options` say otherwise."""
@@ -111,11 +100,22 @@ class Client:
         return answer
 
     def events(self, request: dict[str, Any]) -> Iterator[ChatReply]:
-        """Events of a streamed chat completion."""
-        for event in self.stream(CHAT, {**request, "stream": True, "stream_options": {"include_usage": True}}):
-            with self._checked(CHAT):
-                reply = ChatReply.model_validate(event)
-            yield reply
+        """The server-sent events of a streamed chat completion, each as soon as its line is complete."""
+        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
+        with self._answer("POST", CHAT, body) as reply:
+            for line in reply.lines():
+                with self._checked(CHAT):
+                    name, _, text = line.decode().partition(":")
+                    if name != "data":  # a keep-alive comment, an event's name, an empty line
+                        continue
+                    if text.strip() == "[DONE]":
+                        return
+                    event = parse_json(text)
+                    if not isinstance(event, dict) or event.get("error"):
+                        raise CheckFailedError(f"{self.url}{CHAT}: {shown(event, 300)}", "see the server's log")
+                    piece = ChatReply.model_validate(event)
+                yield piece
+        raise CheckFailedError(f"{self.url}{CHAT}: the stream ends without [DONE]", "see the server's log")
 
     def complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
         """The first choice of /v1/completions for token ids; greedy unless `options` say otherwise."""
@@ -156,22 +156,6 @@ class Client:
             pairs = zip(tokens, entries[len(prompt) :], strict=True)
             return [float(entry[str(token)]["logprob"]) for token, entry in pairs]
 
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The server-sent events of a streamed answer, each as soon as its line is complete."""
-        with self._answer("POST", path, body) as reply:
-            for line in reply.lines():
-                with self._checked(path):
-                    name, _, text = line.decode().partition(":")
-                    if name != "data":  # a keep-alive comment, an event's name, an empty line
-                        continue
-                    if text.strip() == "[DONE]":
-                        return
-                    event = parse_json(text)
-                    if not isinstance(event, dict) or event.get("error"):
-                        raise CheckFailedError(f"{self.url}{path}: {shown(event, 300)}", "see the server's log")
-                yield event
-        raise CheckFailedError(f"{self.url}{path}: the stream ends without [DONE]", "see the server's log")
-
     def _parsed(self, method: str, path: str, body: dict[str, Any] | None = None, max_bytes: int | None = None) -> Any:
         with self._answer(method, path, body, max_bytes) as reply:
             data = reply.read()
@@ -187,8 +171,8 @@ class Client:
         self, method: str, path: str, body: dict[str, Any] | None = None, max_bytes: int | None = None
     ) -> Iterator[BoundedReply]:
         timeout = min(self.timeout, QUICK_S) if method == "GET" else self.timeout
-        limits = Limits(timeout, min(timeout, self.idle), max_bytes or MAX_BYTES)
-        with exchange(method, self.url + path, body, self.key, limits) as reply:
+        bounds = timeout, min(timeout, IDLE_S), max_bytes or MAX_BYTES
+        with exchange(method, self.url + path, body, self.key, *bounds) as reply:
             yield reply
 
     @contextmanager

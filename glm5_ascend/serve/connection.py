@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -14,14 +14,6 @@ from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironment
 
 CONNECT_TIMEOUT_S = 20.0
 MAX_ERROR_BYTES = 64 * 1024
-
-
-class Limits(NamedTuple):
-    """Limits of one answer. seconds: to its end; idle: between two bytes. max_bytes: of its body."""
-
-    seconds: float
-    idle: float
-    max_bytes: int
 
 
 class BoundedReply:
@@ -61,11 +53,14 @@ class BoundedReply:
 
 
 @contextmanager
-def exchange(method: str, url: str, body: dict[str, Any] | None, key: str, limits: Limits) -> Iterator[BoundedReply]:
+def exchange(
+    method: str, url: str, body: dict[str, Any] | None, key: str, seconds: float, idle: float, max_bytes: int
+) -> Iterator[BoundedReply]:
     """Send one request.
 
     Args:
         key: API key, empty for none.
+        seconds: to the end of the answer. idle: seconds between two bytes. max_bytes: of its body.
     Raises:
         ConfigError: a key that cannot be sent. CheckFailedError: an HTTP error, a redirection, or too long.
         MissingEnvironmentError: no whole answer in time.
@@ -74,12 +69,12 @@ def exchange(method: str, url: str, body: dict[str, Any] | None, key: str, limit
         raise ConfigError("the API key has characters that no HTTP header may hold", "correct OPENAI_API_KEY")
     # No compression: a few kB can expand to GB.
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    deadline = time.monotonic() + limits.seconds
-    timeout = httpx.Timeout(min(limits.idle, limits.seconds), connect=min(limits.idle, CONNECT_TIMEOUT_S))
+    deadline = time.monotonic() + seconds
+    timeout = httpx.Timeout(idle, connect=min(idle, CONNECT_TIMEOUT_S))
     try:
         with _session().stream(method, url, json=body, headers=headers, timeout=timeout) as response:
             _raise_for_status(response, BoundedReply(response, url, deadline, MAX_ERROR_BYTES), url)
-            yield BoundedReply(response, url, deadline, limits.max_bytes)
+            yield BoundedReply(response, url, deadline, max_bytes)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
         reason = "timed out" if time.monotonic() > deadline else str(error) or type(error).__name__
         raise MissingEnvironmentError(

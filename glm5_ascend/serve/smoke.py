@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from glm5_ascend.errors import CheckFailedError, shown
@@ -29,8 +29,10 @@ from glm5_ascend.serve.asking import (
     user,
 )
 from glm5_ascend.serve.client import Client
-from glm5_ascend.serve.mtp import MtpCounts, read_counts
 
+DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
+#: SGLang's mean over its last steps, with --enable-metrics.
+SGLANG_LENGTH = "sglang:spec_accept_length"
 #: Of three draft tokens; a healthy GLM-5 W4A8 server accepts 3.16-3.19 per step (vllm-ascend #9803).
 LOW_ACCEPTANCE = 2.5
 #: Most tokens of the long prompt, which else fills half of the context.
@@ -131,15 +133,16 @@ def long_prompt(client: Client) -> SmokeResult:
     return SmokeResult(OK if values["right"] else WARNING, detail, values)
 
 
-def acceptance(client: Client, before: MtpCounts) -> SmokeResult:
-    """Tokens per step with MTP, over the earlier checks."""
-    counts = read_counts(client).since(before)
-    if not counts.mean:
+def acceptance(client: Client, before: Mapping[str, float]) -> SmokeResult:
+    """Tokens per step with MTP, over the earlier checks. before: the metrics before them."""
+    after = client.metrics()
+    steps, accepted = (int(after.get(name, 0) - before.get(name, 0)) for name in (DRAFTS, ACCEPTED))
+    mean = after.get(SGLANG_LENGTH) or (1 + accepted / steps if steps > 0 else 0)
+    if not mean:
         return SmokeResult(SKIPPED, "/metrics counts no drafts: the server runs without MTP")
-    steps = int(sum(counts.steps.values()))
-    values = {"tokens_per_step": round(counts.mean, 3), **({"steps": steps} if steps else {})}
-    detail = f"{counts.mean:.2f} tokens per step over {f'{steps} steps' if steps else 'its last steps'}"
-    return SmokeResult(OK if counts.mean >= LOW_ACCEPTANCE else WARNING, detail, values)
+    values = {"tokens_per_step": round(mean, 3), **({"steps": steps} if steps else {})}
+    detail = f"{mean:.2f} tokens per step over {f'{steps} steps' if steps else 'its last steps'}"
+    return SmokeResult(OK if mean >= LOW_ACCEPTANCE else WARNING, detail, values)
 
 
 #: Name of a check, and the function.
@@ -155,7 +158,7 @@ def run(client: Client) -> list[SmokeResult]:
     A check that the server answers with an error fails, and the others still run.
     """
     client = replace(client, model=client.entry()["id"])
-    before, results = read_counts(client), []
+    before, results = client.metrics(), []
     for name, check in CHECKS.items():
         try:
             result = check(client)

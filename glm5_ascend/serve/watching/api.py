@@ -74,8 +74,7 @@ class WatchReport:
             "url": self.url, "verdict": self.verdict, "polls": self.polls, "asked": self.outcomes.total(),
             "bad": self.bad, "unreachable": self.unreachable,
             "findings": {name: {"poll": poll, "says": text} for name, (poll, text) in self.findings.items()},
-            "logprob_shift_nats": self.last.shift, "mtp_tokens_per_step": self.last.per_step,
-            "messages": self.last.messages,
+            "logprob_shift_nats": self.last.shift, "messages": self.last.messages,
         }  # fmt: skip
 
     def metrics(self) -> str:
@@ -84,10 +83,9 @@ class WatchReport:
         samples: dict[str, dict[str, float]] = {
             "up": {"": self.last.reached},
             "last_poll_timestamp_seconds": {"": time.time()},
-            "answers_total": {f',outcome="{name}"': self.outcomes[name] for name in (GOOD, SILENT, *FINDINGS[:-1])},
+            "answers_total": {f',outcome="{name}"': self.outcomes[name] for name in (GOOD, SILENT, *FINDINGS)},
             "finding": {f',finding="{name}"': name in self.last.findings for name in FINDINGS},
             "logprob_shift_nats": {} if self.last.shift is None else {"": self.last.shift},
-            "mtp_tokens_per_step": {f',engine="{engine}"': n for engine, n in sorted(self.last.per_step.items())},
         }
         lines = []
         for name, values in samples.items():
@@ -101,7 +99,7 @@ def watch(
     textfile: StrPath | None = None, key: str = "", timeout: float = ANSWER_S,
     on_poll: Callable[[int, WatchPoll], object] | None = None,
 ) -> WatchReport:  # fmt: skip
-    """Watch a server for garbage: wrong or repeated answers, empty tool calls, moved log-probabilities, low acceptance.
+    """Watch a server for garbage: wrong or repeated answers, empty tool calls, moved log-probabilities.
 
     A server that does not answer is asked again in the next poll.
 
@@ -119,7 +117,7 @@ def watch(
     if textfile and not Path(textfile).absolute().parent.is_dir():
         raise ConfigError(f"{textfile}: no such directory", "create it, or name another file with --textfile")
     client = Client(server_address(url), timeout=timeout, key=key)
-    poller, report = Poller(client, questions), WatchReport(client.url)
+    poller, report = Poller(client, questions.canaries), WatchReport(client.url)
     while True:
         began = time.monotonic()
         poll = poller.poll()

@@ -2,13 +2,11 @@
 
     {"schema_version": 1, "canaries": [{"question": "What is 47 + 38?", "contains": "85"}]}
 
-is a complete file. `learn_canaries` adds a healthy server's answers, the ids and log-probabilities of their tokens, and
-the server's tokens per step of MTP.
+is a complete file. `learn_canaries` adds a healthy server's answers, and the ids and log-probabilities of their tokens.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -23,7 +21,6 @@ from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
 from glm5_ascend.serve.asking import CANARIES, FAILED, NO_THINKING, ask, degenerate, judged, user
 from glm5_ascend.serve.client import Answer, Client, server_address
-from glm5_ascend.serve.mtp import read_counts
 from glm5_ascend.serve.probes import REPLACEMENT
 
 #: Seconds for one answer.
@@ -38,7 +35,6 @@ MIN_SIMILARITY = 0.5
 STEADY = 0.8
 #: Most tokens of an answer; later tokens mostly repeat.
 MAX_TOKENS = 160
-_PHRASE = re.compile(r"(.{8,120}?)\1{4,}", re.DOTALL)
 _TIP = "write it with glm5-ascend watch URL --learn FILE"
 
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -78,13 +74,12 @@ class Canary(BaseModel):
 
 
 class CanarySet(BaseModel):
-    """All canaries of a server. tokens_per_step: with MTP, when they were recorded; 0 without."""
+    """All canaries of a server."""
 
     model_config = ConfigDict(frozen=True)
 
     schema_version: Literal[1] = 1
     canaries: tuple[Canary, ...] = Field(min_length=1)
-    tokens_per_step: float = Field(default=0.0, ge=0, lt=100)
 
 
 #: Asked without a file: the real GLM-5 and the demo model both know the answers.
@@ -105,8 +100,7 @@ def similarity(text: str, other: str) -> float:
 
 def repeats(text: str) -> bool:
     """True for a text that repeats a character, piece or phrase. An empty text repeats nothing."""
-    stripped = text.strip()[:8000]
-    return bool(stripped) and (degenerate(stripped) or _PHRASE.search(stripped) is not None)
+    return bool(text.strip()) and degenerate(text)
 
 
 def ask_salted(client: Client, question: str) -> Answer:
@@ -147,14 +141,13 @@ def learn_canaries(
     questions = LEARN_QUESTIONS if canaries is None else read_canaries(Path(canaries)).canaries
     client = Client(server_address(url), timeout=timeout, key=key)
     client = replace(client, model=client.entry()["id"])
-    before = read_counts(client)
     steady = [canary for canary in (_learn_one(client, question) for question in questions) if canary is not None]
     if len(steady) < min(2, len(questions)):
         raise CheckFailedError(
             f"{client.url}: only {len(steady)} of {len(questions)} questions get the same answer {ROUNDS} times",
             "learn from a healthy server, at temperature 0",
         )
-    recorded = CanarySet(canaries=tuple(steady), tokens_per_step=read_counts(client).since(before).mean)
+    recorded = CanarySet(canaries=tuple(steady))
     write_named(Path(file), recorded.model_dump_json(indent=1) + "\n")
     return recorded
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,9 +24,7 @@ FAULTS = {
     "lost calls": "empty_tool_calls",
     "empty arguments": "empty_tool_calls",
     "errors": "refusals",
-    "acceptance decays": "mtp_acceptance",
 }
-_ACCEPTED = re.compile(r"^(vllm:spec_decode_num_accepted_tokens_total\{[^}]*\}) (\S+)$", re.MULTILINE)
 
 
 class FaultProxy:
@@ -35,11 +32,8 @@ class FaultProxy:
 
     def __init__(self, target: str, fault: str = HEALTHY, seed: int = 0) -> None:
         self.target, self.fault, self.random = target, fault, random.Random(seed)
-        self.left, self.true, self.shown = 1.0, 0.0, 0.0
 
     def spoil(self, path: str, status: int, body: bytes) -> tuple[int, bytes]:
-        if path == "/metrics":
-            return status, _ACCEPTED.sub(self._decayed, body.decode()).encode()
         if self.fault == HEALTHY or status != 200 or "completions" not in path:
             return status, body
         if self.fault == "errors":
@@ -69,15 +63,6 @@ class FaultProxy:
         for call in message.get("tool_calls") or ():
             if self.fault == "empty arguments":
                 call["function"]["arguments"] = "{}"
-
-    def _decayed(self, match: re.Match[str]) -> str:
-        """A third fewer accepted tokens are counted from one reading to the next."""
-        now = float(match[2])
-        if self.fault == "acceptance decays":
-            self.left *= 2 / 3
-        self.shown += (now - self.true) * self.left
-        self.true = now
-        return f"{match[1]} {self.shown}"
 
 
 @contextmanager
