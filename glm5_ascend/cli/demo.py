@@ -59,14 +59,6 @@ def run_command(*arguments: str) -> None:
         raise CheckFailedError(f"glm5-ascend {arguments[0]} ended with exit code {code}", "see its message above")
 
 
-def chat(port: int) -> None:
-    """Ask a question that needs thinking, and one that needs a tool."""
-    from glm5_ascend.serve.asking import WEATHER
-
-    converse(port, "What is 47 + 38?")
-    converse(port, "What is the weather in Oslo?", WEATHER)
-
-
 def converse(port: int, question: str, *tools: dict[str, Any]) -> None:
     """Ask one question, which must be answered, or lead to a call where a tool is offered."""
     from glm5_ascend.serve.conversation import ANSWER, THINKING, TOOL_CALL, connect
@@ -102,6 +94,7 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     run_command("verify", str(quantized), "--against", str(model))
     if windows := WINDOWS.get(name):
         run_command("eval", str(quantized), "--against", str(model), "--windows", windows, "--window", "128")
+    from glm5_ascend.serve.asking import WEATHER
     from glm5_ascend.serve.environment import require_cpu_environment
     from glm5_ascend.serve.local_server import server
 
@@ -111,6 +104,7 @@ def demo(directory: Path, name: DemoModel = DemoModel.GLM5) -> None:
     with server(quantized, log) as port:
         for question in QUESTIONS.get(name, ()):
             converse(port, question)
-        if name is DemoModel.GLM5:
-            chat(port)
+        if name is DemoModel.GLM5:  # a question that needs thinking, and one that needs a tool
+            converse(port, "What is 47 + 38?")
+            converse(port, "What is the weather in Oslo?", WEATHER)
     print(f"\nThe W4A8 checkpoint is in {quantized}. Serve it: glm5-ascend serve {quantized}")

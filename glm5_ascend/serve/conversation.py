@@ -1,14 +1,11 @@
-"""A conversation with a served GLM-5: streamed, with thinking and tool calls."""
+"""A conversation with a served GLM-5: streamed, with thinking."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from glm5_ascend.errors import OutputError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.serve.client import Answer, Client, server_address
 from glm5_ascend.serve.replies import Message
@@ -30,8 +27,7 @@ class Conversation:
     """Messages so far, and the options of the next question.
 
     Attributes:
-        messages: as /v1/chat/completions takes them; an answer's `reasoning` is sent back too, so that thoughts
-            between the tool calls of one turn stay in the prompt.
+        messages: as /v1/chat/completions takes them, with the `reasoning` of answers.
         tools: function definitions, empty for none.
         usage: prompt and completion tokens of the last answer.
     """
@@ -45,42 +41,8 @@ class Conversation:
 
     def ask(self, question: str) -> Iterator[Piece]:
         """Send a question and stream the answer. A failed answer leaves the conversation as it was."""
-        return self._turn({"role": "user", "content": question})
-
-    def tool_result(self, call_id: str, content: str) -> None:
-        """Add the result of a tool call. When all calls have a result, call `answer`."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-
-    def answer(self) -> Iterator[Piece]:
-        """Let the model answer the messages as they are."""
-        return self._turn(None)
-
-    def open_calls(self) -> list[tuple[str, str]]:
-        """(id, `name(arguments)`) of the last message's tool calls, each of which needs a result."""
-        last = self.messages[-1] if self.messages else {}
-        return [(call["id"], _shown(call["function"])) for call in last.get("tool_calls") or ()]
-
-    def save(self, path: Path) -> None:
-        """Write the messages as JSON; never over another file.
-
-        Raises:
-            OutputError: the file exists, or cannot be written.
-        """
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump({"model": self.model, "messages": self.messages}, file, indent=2, ensure_ascii=False)
-        except FileExistsError:
-            raise OutputError(f"{path}: already exists", "name another file") from None
-        except OSError as error:
-            if path.is_file():
-                path.unlink()  # the incomplete file
-            raise OutputError(f"{path}: {error.strerror or error}", "name another file") from None
-
-    def _turn(self, question: dict[str, Any] | None) -> Iterator[Piece]:
-        before = len(self.messages)
-        if question is not None:
-            self.messages.append(question)
-        answer = Answer()
+        before, answer = len(self.messages), Answer()
+        self.messages.append({"role": "user", "content": question})
         try:
             for reply in self.client.events(self._request()):
                 answer.add(reply)
@@ -90,8 +52,9 @@ class Conversation:
                     if delta.content:
                         yield Piece(ANSWER, delta.content)
             self.usage = answer.prompt_tokens, answer.completion_tokens
-            self.messages.append(_message(answer))
-            yield from (Piece(TOOL_CALL, shown) for _, shown in self.open_calls())
+            message = {"role": "assistant", "content": answer.content, "reasoning": answer.reasoning}
+            self.messages.append({key: value for key, value in message.items() if value})
+            yield from (Piece(TOOL_CALL, _shown(name, arguments)) for name, arguments in answer.tool_calls)
         except BaseException:
             del self.messages[before:]
             raise
@@ -116,21 +79,10 @@ def connect(url: str, key: str = "") -> Conversation:
     return Conversation(client, client.entry()["id"])
 
 
-def _message(answer: Answer) -> dict[str, Any]:
-    """An answer as a message of the conversation, without what is empty."""
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for call_id, (name, arguments) in zip(answer.call_ids, answer.tool_calls, strict=True)
-    ]
-    message = {"role": "assistant", "content": answer.content, "reasoning": answer.reasoning, "tool_calls": calls}
-    return {key: value for key, value in message.items() if value}
-
-
-def _shown(function: dict[str, str]) -> str:
+def _shown(name: str, arguments: str) -> str:
     """`get_weather(city='Oslo')`; the arguments unchanged if they are no JSON object."""
     try:
-        arguments = parse_json(function["arguments"] or "{}")
-        text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        values = parse_json(arguments or "{}")
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
     except (ValueError, AttributeError):
-        text = function["arguments"]
-    return f"{function['name']}({text})"
+        return f"{name}({arguments})"

@@ -70,7 +70,7 @@ class Answer:
     """One chat completion, streamed or not.
 
     Attributes:
-        tool_calls: (name, arguments as JSON text). call_ids: of the calls.
+        tool_calls: (name, arguments as JSON text).
         call_faults: what the API requires of tool calls and these do not have.
         chunks: number of events of a streamed answer.
         prompt_ids, token_ids: where `return_token_ids` asked for them and the answer was not streamed.
@@ -79,7 +79,6 @@ class Answer:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[tuple[str, str]] = field(default_factory=list)
-    call_ids: list[str] = field(default_factory=list)
     call_faults: list[str] = field(default_factory=list)
     finish: str = ""
     prompt_tokens: int = 0
@@ -103,7 +102,6 @@ class Answer:
                 arguments = call.function.arguments or ""
                 if call.function.name:
                     self.tool_calls.append((call.function.name, arguments))
-                    self.call_ids.append(call.id or "")
                 elif self.tool_calls:
                     name, earlier = self.tool_calls[-1]
                     self.tool_calls[-1] = (name, earlier + arguments)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
-from tests.serve.support.chat import API_KEY, WEATHER
+from tests.serve.support.chat import API_KEY
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process
 from tests.support.programs import debian_program
 
@@ -27,33 +25,17 @@ def talk(server: str, *lines: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_questions_thinking_history_and_saving(server: str, tmp_path: Path) -> None:
-    saved = tmp_path / "talk.json"
-    done = talk(
-        server, "What is 47 + 38?", "/think off", "Who are you?", "/history", f"/save {saved}", "/quit", "never"
-    )
+def test_questions_and_thinking(server: str) -> None:
+    done = talk(server, "What is 47 + 38?", "/think off", "Who are you?", "/quit", "never")
     assert done.returncode == 0, done.stderr
     assert "7 + 8 = 15, 4 + 3 + 1 = 8." in done.stdout  # thought aloud
     assert "47 + 38 = 85." in done.stdout
-    assert done.stdout.count("I am a small GLM-5 made to test glm5-ascend.") == 2  # the answer and the history
-    messages = json.loads(saved.read_text())["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
-    assert "reasoning" in messages[1] and "reasoning" not in messages[3]
-    assert "error" in talk(server, f"/save {saved}").stdout  # never over another file
-
-
-def test_a_tool_call_waits_for_its_result(server: str, tmp_path: Path) -> None:
-    tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps([WEATHER]))
-    result = '{"city": "Oslo", "temperature": 7, "condition": "rainy"}'
-    done = talk(server, f"/tools {tools}", "What is the weather in Oslo?", result)
-    assert "call get_weather(city='Oslo')" in done.stdout
-    assert "It is 7 degrees and rainy in Oslo." in done.stdout
+    assert "I am a small GLM-5 made to test glm5-ascend." in done.stdout and "never" not in done.stdout
 
 
 @pytest.mark.parametrize(
     ("target", "code", "word"),
-    [("http://127.0.0.1:1", 3, "no answer"), ("nowhere", 2, "neither a URL nor a directory")],
+    [("http://127.0.0.1:1", 3, "no answer"), ("nowhere", 2, "not a URL")],
 )
 def test_what_cannot_be_talked_to(target: str, code: int, word: str) -> None:
     assert_one_clear_line(in_process("chat", target), code, word)
