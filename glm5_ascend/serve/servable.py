@@ -12,7 +12,7 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary, summarize
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.errors import CheckpointError, ConfigError, shell_word, shown
 from glm5_ascend.model.config_values import indexer_schedule, schedule_keys
-from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.environment import on_ascend
 from glm5_ascend.serve.plugin.description import load_description
 
 
@@ -32,7 +32,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
     Raises:
         ConfigError: an engine would refuse config.json, or compute another model by it.
         CheckpointError: a format that no engine here loads; no weights; shards, names, shapes or dtypes that do not
-            fit config.json; tokenizer files or a description that are damaged or inconsistent.
+            fit config.json; tokenizer files or a description that are damaged. `verify` says what is inconsistent.
     """
     checkpoint = summarize(directory)
     if not any(directory.glob("*.safetensors")):
@@ -44,7 +44,7 @@ def check_directory(directory: Path) -> CheckpointSummary:
         return checkpoint
     require_sound_config(directory, checkpoint.raw)
     CheckpointDir(directory)
-    load_description(directory).check()
+    load_description(directory)
     return checkpoint
 
 

@@ -6,7 +6,7 @@ split kv_b_proj weights; its forward is never called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -35,9 +35,7 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
     block_table: torch.Tensor  # int32 [B, max_blocks]
     slot_mapping: torch.Tensor  # int64 [T]
 
-    _angles: dict[tuple[int, bytes], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    _all_positions: dict[bytes, torch.Tensor] = field(default_factory=dict)
-    _once: dict[str, Any] = field(default_factory=dict)
+    _once: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
     def paged(self) -> PagedBatch:
@@ -48,11 +46,11 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
         """Tokens of the longest request."""
         return int(self.seq_lens.max())
 
-    def once(self, name: str, make: Callable[[], R]) -> R:
-        """Result of `make` at the first call in this step with this name."""
-        if name not in self._once:
-            self._once[name] = make()
-        result: R = self._once[name]
+    def once(self, key: Hashable, make: Callable[[], R]) -> R:
+        """Result of `make` at the first call in this step with this key."""
+        if key not in self._once:
+            self._once[key] = make()
+        result: R = self._once[key]
         return result
 
     def angles(self, table: torch.Tensor | None, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,28 +60,26 @@ class SparseMLAMetadata(AttentionMetadata):  # type: ignore[misc]
         """
         if table is None:
             return torch.empty(len(positions), 0), torch.empty(len(positions), 0)
-        key = table.data_ptr(), positions.numpy().tobytes()
-        if key not in self._angles:
+
+        def make() -> tuple[torch.Tensor, torch.Tensor]:
             cos, sin = table[positions].float().chunk(2, dim=-1)
-            self._angles[key] = cos.contiguous(), sin.contiguous()
-        return self._angles[key]
+            return cos.contiguous(), sin.contiguous()
+
+        return self.once((table.data_ptr(), positions.numpy().tobytes()), make)
 
     def all_positions(self, positions: torch.Tensor, columns: int) -> torch.Tensor:
         """int32 [T, columns]: for each token all positions up to its own, then -1; computed once per step."""
-        key = positions.numpy().tobytes()
-        if key not in self._all_positions:
-            numbers = torch.arange(columns)
-            self._all_positions[key] = torch.where(numbers <= positions[:, None], numbers, -1).int()
-        return self._all_positions[key]
+        numbers = torch.arange(columns)
+        return self.once(
+            ("all positions", positions.numpy().tobytes()),
+            lambda: torch.where(numbers <= positions[:, None], numbers, -1).int(),
+        )
 
 
-def current_metadata(layer_name: str) -> SparseMLAMetadata | None:
+def current_metadata(layer_name: str) -> Any:
     """Metadata of a layer in the running step, or None in vLLM's profiling run."""
     metadata = get_forward_context().attn_metadata
-    if not isinstance(metadata, dict):
-        return None
-    layer_metadata: SparseMLAMetadata = metadata[layer_name]
-    return layer_metadata
+    return metadata[layer_name] if isinstance(metadata, dict) else None
 
 
 class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):  # type: ignore[misc]

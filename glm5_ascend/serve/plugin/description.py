@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT, QUANTIZED, mixed_types, not_runnable
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.engine_view import FUSED_MODULES
 from glm5_ascend.errors import CheckpointError
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import load_config
-from glm5_ascend.model.spec import Linear
 
 
 @dataclass(frozen=True)
@@ -41,36 +40,6 @@ class QuantDescription:
                 "every tensor, the MTP layer's included, must be listed: re-create the checkpoint",
             )
         return self.types[f"{module}.weight"]
-
-    def check(self) -> None:
-        """Raise `CheckpointError` for the first module that cannot be served."""
-        for prefix, weight in self.config.all_weights():
-            module = prefix + weight.name
-            if not isinstance(weight, Linear) or f"{module}.weight" not in self.types:
-                continue
-            tensor_type = self.types[f"{module}.weight"]
-            if tensor_type not in (FLOAT, *QUANTIZED):
-                raise CheckpointError(
-                    f"{self.path}: {module}.weight has unknown type {tensor_type!r}",
-                    f"known types: {', '.join((FLOAT, *QUANTIZED))}",
-                )
-            if reason := not_runnable(self.config.spec, module, weight, tensor_type):
-                raise CheckpointError(
-                    f"{self.path}: {module}.weight is {tensor_type}: {reason}", "give it another type in the recipe"
-                )
-        stated = {
-            name.removesuffix(".weight"): scheme for name, scheme in self.types.items() if name.endswith(".weight")
-        }
-        for layer in range(self.config.num_layers_with_mtp):
-            for group in self.config.fused_groups(layer):
-                for module in group if any(module in stated for module in group) else ():
-                    self.type_of_linear(module)
-        for module, other in mixed_types(self.config, stated):
-            raise CheckpointError(
-                f"{self.path}: {module}.weight is {stated[module]}, but {other}.weight is {stated[other]}: the engine "
-                "has one type for both",
-                "quantize them with the same scheme",
-            )
 
 
 def load_description(directory: Path) -> QuantDescription:

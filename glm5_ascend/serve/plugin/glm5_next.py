@@ -12,8 +12,8 @@ from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.glm5_next import GLM5_NEXT
 from glm5_ascend.serve.plugin import linear_attention, residual_streams
 from glm5_ascend.serve.plugin.compat import change_class
-from glm5_ascend.serve.plugin.mapped_files import MappedFiles, Step
-from glm5_ascend.serve.plugin.models import FromMappedFiles, keep_freed_memory
+from glm5_ascend.serve.plugin.mapped_files import MappedFiles
+from glm5_ascend.serve.plugin.models import FromMappedFiles
 from glm5_ascend.serve.plugin.quantization import FloatConfig
 from glm5_ascend.serve.plugin.text_model import glm5next, mtp
 
@@ -36,7 +36,6 @@ class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # typ
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         complete(vllm_config, vllm_config.model_config.hf_text_config)
-        keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         linear_attention.install(self)
         residual_streams.install(self)
@@ -55,9 +54,6 @@ class Glm5NextForCausalLM(FromMappedFiles, glm5next.Glm5NextForCausalLM):  # typ
     def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
         convolution, recurrent = super().get_mamba_state_copy_func()
         return convolution, recurrent, recurrent
-
-    def steps(self) -> list[Step]:
-        return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
 
 class DraftLayer(mtp.Glm5NextMultiTokenPredictorLayer):  # type: ignore[misc]
@@ -106,7 +102,3 @@ class Glm5NextMTP(FromMappedFiles, _Draft):
                 f"{self.directory}: the MTP layer of a rotated GLM-5.3-Flash is not implemented for the CPU",
                 "drop --speculative-config",
             )
-
-    def steps(self) -> list[Step]:
-        (layer,) = self.model.layers.values()
-        return [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]

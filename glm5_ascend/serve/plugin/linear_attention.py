@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
+from glm5_ascend.serve.plugin.backend import current_metadata
 from glm5_ascend.serve.plugin.compat import KEEP_WEIGHT, change_class
-from glm5_ascend.serve.plugin.linear_states import LinearBackend, LinearMetadata, step_metadata
+from glm5_ascend.serve.plugin.linear_states import LinearBackend, LinearMetadata
 from glm5_ascend.serve.plugin.text_model import kda
 from glm5_kernels import ops
 
@@ -36,7 +37,8 @@ class LinearAttention(kda.Glm5NextLinearAttention):  # type: ignore[misc]
 
     def forward(self, hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Attention and output projection: [T, hidden_size] -> [T, hidden_size]."""
-        metadata, tokens = step_metadata(self.prefix), len(hidden_states)
+        metadata: LinearMetadata | None = current_metadata(self.prefix)
+        tokens = len(hidden_states)
         n = 0 if metadata is None else metadata.num_actual_tokens
         attended = hidden_states.new_zeros(tokens, self.local_projection_size)
         if metadata is not None:  # the profiling run has none; rows beyond n are padding

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from vllm.config.vllm import get_layers_from_vllm_config
-from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend, GDNAttentionMetadataBuilder
@@ -138,12 +137,6 @@ class LinearMetadata(AttentionMetadata):  # type: ignore[misc]
     def _rows(self) -> torch.Tensor:
         """int64 [T], row of the first input that the convolution reads for each token."""
         return torch.arange(self.num_actual_tokens) + self.window * self.request
-
-
-def step_metadata(layer_name: str) -> LinearMetadata | None:
-    """Metadata of a layer in the running step, or None in vLLM's profiling run."""
-    metadata = get_forward_context().attn_metadata
-    return metadata.get(layer_name) if isinstance(metadata, dict) else None
 
 
 class LinearMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]

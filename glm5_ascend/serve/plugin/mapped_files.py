@@ -230,8 +230,6 @@ def will_need(tensors: Iterable[torch.Tensor]) -> None:
 
 @cache
 def _madvise() -> Callable[[int, int, int], int]:
-    function = getattr(ctypes.CDLL(None), "madvise", None)
-    if function is None:
-        return lambda start, size, advice: -1
+    function = ctypes.CDLL(None).madvise
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return function  # type: ignore[no-any-return]

@@ -56,7 +56,7 @@ class SparseMLA(MultiHeadLatentAttentionWrapper):  # type: ignore[misc]
         if not self.uses_dsa:
             dense: torch.Tensor = super().forward(positions, hidden_states, llama_4_scaling)
             return dense
-        metadata = current_metadata(self.mla_attn.layer_name)
+        metadata: SparseMLAMetadata | None = current_metadata(self.mla_attn.layer_name)
         tokens, n = len(hidden_states), 0 if metadata is None else metadata.num_actual_tokens
         if metadata is not None and n == tokens:
             attended = self.attend(positions, hidden_states, metadata)

@@ -15,7 +15,6 @@ from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
 from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
-from glm5_ascend.errors import CheckpointError
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import (
@@ -34,15 +33,13 @@ _MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}  # M_MMAP_THRESHOL
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory that a step frees for the next step; other allocators ignore it.
+    """Let glibc keep the memory that a step frees for the next step.
 
     A prefill of 2048 tokens allocates results of several MiB in every layer. By default glibc maps each of them anew,
     and the kernel clears their pages, which took a fifth of the prefill.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in _MALLOC_OPTIONS.items():
-            mallopt(option, value)
+    for option, value in _MALLOC_OPTIONS.items():
+        ctypes.CDLL(None).mallopt(option, value)
 
 
 class FromMappedFiles(torch.nn.Module):
@@ -58,6 +55,7 @@ class FromMappedFiles(torch.nn.Module):
         self.directory = Path(vllm_config.model_config.model)
         self.cache_bytes = vllm_config.cache_config.kv_cache_memory_bytes or 0
         self.description = getattr(vllm_config.quant_config, "description", None)
+        keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         use_our_products(self)
 
@@ -83,7 +81,10 @@ class FromMappedFiles(torch.nn.Module):
 
     def steps(self) -> list[Step]:
         """The modules in the order of their calls, and the module that has the weights of each."""
-        raise NotImplementedError
+        if self.is_draft:
+            (layer,) = self.model.layers.values()
+            return [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
+        return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
     def _weights(self, experts: Mapping[str, ExpertTensors]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """This rank's weights, and embeddings, of which a token uses one row."""
@@ -108,11 +109,7 @@ class Glm5ForCausalLM(FromMappedFiles, GlmMoeDsaForCausalLM):  # type: ignore[mi
         pattern = topk_pattern(config.to_dict())
         if pattern is not None:
             config.index_topk_pattern = pattern  # vLLM builds no indexer in layers with an S
-        keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-
-    def steps(self) -> list[Step]:
-        return [*((layer, layer) for layer in self.model.layers), (self.logits_processor, self.lm_head)]
 
 
 class Glm5MTP(FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
@@ -149,27 +146,12 @@ class Glm5MTP(FromMappedFiles, DeepSeekMTP):  # type: ignore[misc]
 
         Rotation folded the target's final norm into lm_head and shared_head.norm into the draft's head: they differ.
         """
-        if self.is_rot_used != (ROT_NAME in files.checkpoint):
-            raise CheckpointError(
-                f"is_rot_used is {str(self.is_rot_used).lower()} in quant_model_description.json but the checkpoint "
-                f"has {'no' if self.is_rot_used else 'a'} tensor {ROT_NAME}",
-                "re-create the checkpoint: without rot the draft model proposes wrong tokens",
-            )
         if not self.is_rot_used:
             return
         self.rot.weight.data.copy_(files.checkpoint.read(ROT_NAME))
         loaded.add(ROT_NAME)
-        index, layer = next(iter(self.model.layers.items()))
-        if (head := f"model.layers.{index}.shared_head.head.weight") not in files.checkpoint:
-            raise CheckpointError(
-                f"the checkpoint is rotated but lacks {head}",
-                "re-create the checkpoint (glm5-ascend quantize writes it)",
-            )
-        self.lm_head, self.has_own_lm_head = layer.shared_head.head, True
-
-    def steps(self) -> list[Step]:
         (layer,) = self.model.layers.values()
-        return [(layer, layer.mtp_block), (self.model.logits_processor, layer.shared_head)]
+        self.lm_head, self.has_own_lm_head = layer.shared_head.head, True
 
 
 def register() -> None:

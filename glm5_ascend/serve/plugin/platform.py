@@ -11,7 +11,7 @@ from vllm.platforms.cpu import CpuPlatform
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.cores import BIND, physical_cores
-from glm5_ascend.serve.limits import OTHER_RANKS, require_even_split
+from glm5_ascend.serve.limits import OTHER_RANKS
 from glm5_ascend.serve.plugin import sampling, state_copies
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def is_dsa(vllm_config: VllmConfig) -> bool:
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise `ConfigError` for settings that give wrong numbers or are not implemented."""
     parallel = vllm_config.parallel_config
-    require_even_split(vllm_config.model_config.hf_text_config.to_dict(), parallel.tensor_parallel_size)
     others = parallel.data_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
     if others != (1, 1, 1) or parallel.prefill_context_parallel_size != 1 or parallel.enable_expert_parallel:
         raise ConfigError("data, pipeline, context and expert parallel are not implemented for the CPU", OTHER_RANKS)

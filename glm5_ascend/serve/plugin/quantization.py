@@ -49,7 +49,6 @@ class AscendConfig(QuantizationConfig):  # type: ignore[misc]
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         if self.description is None:
             self.description = load_description(Path(model_name))
-            self.description.check()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """Quantization method of a linear layer or of routed experts; None (unquantized) for everything else."""

@@ -131,7 +131,7 @@ FAULTS: tuple[Fault, ...] = (
         "experts of one layer may have different types",
         "if len({types[module] for module in typed}) > 1:",
         "if len({types[module] for module in typed}) > 2:",
-        "test_bad_descriptions_are_refused",
+        "test_plan_refuses_what_the_engine_cannot_run",
     ),
     fault(
         "serve",
