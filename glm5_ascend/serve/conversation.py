@@ -41,31 +41,23 @@ class Conversation:
 
     def ask(self, question: str) -> Iterator[Piece]:
         """Send a question and stream the answer. A failed answer leaves the conversation as it was."""
-        before, answer = len(self.messages), Answer()
-        self.messages.append({"role": "user", "content": question})
-        try:
-            for reply in self.client.events(self._request()):
-                answer.add(reply)
-                for delta in (choice.delta or Message() for choice in reply.choices):
-                    if delta.thoughts:
-                        yield Piece(THINKING, delta.thoughts)
-                    if delta.content:
-                        yield Piece(ANSWER, delta.content)
-            self.usage = answer.prompt_tokens, answer.completion_tokens
-            message = {"role": "assistant", "content": answer.content, "reasoning": answer.reasoning}
-            self.messages.append({key: value for key, value in message.items() if value})
-            yield from (Piece(TOOL_CALL, _shown(name, arguments)) for name, arguments in answer.tool_calls)
-        except BaseException:
-            del self.messages[before:]
-            raise
-
-    def _request(self) -> dict[str, Any]:
+        messages, answer = [*self.messages, {"role": "user", "content": question}], Answer()
         request = {
             "model": self.model,
-            "messages": self.messages,
+            "messages": messages,
             "chat_template_kwargs": {"enable_thinking": self.thinking},
         }
-        return request | ({"tools": self.tools} if self.tools else {})
+        for reply in self.client.events(request | ({"tools": self.tools} if self.tools else {})):
+            answer.add(reply)
+            for delta in (choice.delta or Message() for choice in reply.choices):
+                if delta.thoughts:
+                    yield Piece(THINKING, delta.thoughts)
+                if delta.content:
+                    yield Piece(ANSWER, delta.content)
+        yield from (Piece(TOOL_CALL, _shown(name, arguments)) for name, arguments in answer.tool_calls)
+        self.usage = answer.prompt_tokens, answer.completion_tokens
+        message = {"role": "assistant", "content": answer.content, "reasoning": answer.reasoning}
+        self.messages = [*messages, {key: value for key, value in message.items() if value}]
 
 
 def connect(url: str, key: str = "") -> Conversation:

@@ -51,7 +51,9 @@ class ServerCommand:
     @property
     def shown(self) -> str:
         """The command as one line without the API key, for logs and terminals."""
-        return self.masked().line
+        masked = self.masked()
+        words = [f"{name}={shell_word(value)}" for name, value in masked.env.items()]
+        return " ".join([*words, *map(shell_word, masked.argv)])
 
     def masked(self) -> ServerCommand:
         """Replace the API key by stars."""
@@ -60,12 +62,6 @@ class ServerCommand:
             for before, arg in zip(["", *self.argv], self.argv, strict=False)
         ]
         return ServerCommand({name: MASK if name == KEY_VARIABLE else v for name, v in self.env.items()}, argv)
-
-    @property
-    def line(self) -> str:
-        """The command as one line for a shell."""
-        words = [*(f"{name}={shell_word(value)}" for name, value in self.env.items()), *map(shell_word, self.argv)]
-        return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of `serve --dry-run --json`."""
