@@ -17,8 +17,6 @@ from typer.core import TyperCommand
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.options import Argument, ExtraArguments, Option, OptionField, option_fields
 
-#: Names of a value in the help, by type; the metavar of an option goes first.
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 OUTPUT_PANEL = "Output"
 app = typer.Typer(
     name="glm5-ascend",
@@ -51,22 +49,16 @@ class NoOptions:
 
 
 class Command(TyperCommand):
-    """A command whose help shows no type names of Python."""
+    """A command that refuses empty words, and leaves what follows `--` to the engine."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for param in self.params:
             if getattr(param, "is_flag", False):
-                param.metavar = ""
-            elif param.metavar is None:
-                kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
-                param.metavar = METAVARS.get(kind)
+                param.metavar = ""  # typer would show <bool>
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leave what follows `--` to the engine, also where an optional argument is not given; refuse empty words.
-
-        A variable of a script that is not set gives one: no option of ours means something by it.
-        """
+        """Parse what stands before `--`. A variable of a script that is not set gives an empty word."""
         options = args[: args.index("--")] if "--" in args else args
         for before, word in zip(["", *options], options, strict=False):
             if not word or (word.startswith("--") and word.endswith("=")):
@@ -78,12 +70,6 @@ class Command(TyperCommand):
         super().parse_args(ctx, args[:position])
         ctx.args = [*ctx.args, *args[position + 1 :]]
         return list(ctx.args)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.metavar = ""
-        return option
 
 
 def command(

@@ -21,8 +21,7 @@ from glm5_ascend.files.untrusted import read_bytes
 from glm5_ascend.model.config_file import load_config
 from glm5_ascend.options import with_options
 from glm5_ascend.serve import cores
-from glm5_ascend.serve.activation import on_ascend
-from glm5_ascend.serve.environment import require_cpu_environment, with_users_variables
+from glm5_ascend.serve.environment import on_ascend, require_cpu_environment, with_users_variables
 from glm5_ascend.serve.flags import KEY_VARIABLE, ServerCommand, given_flags, value_of
 from glm5_ascend.serve.limits import ranks_of, refuse_flags
 from glm5_ascend.serve.memory import check_memory, default_limits

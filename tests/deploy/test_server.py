@@ -211,8 +211,6 @@ def test_directories_without_a_checkpoint(directory: Path, tmp_path: Path) -> No
     [
         (["--tensor_parallel_size=3"], r"size 3: num_attention_heads 2 of config.json does not divide into 3 equal"),
         (["-tp", "2"], "2 ranks of tensor parallel on 1 core$"),
-        (["-tp", "0"], "--tensor-parallel-size"),
-        (["-tp", "-2"], "--tensor-parallel-size"),
         (["-tp", "two"], "--tensor-parallel-size"),
         (["-dp", "2"], "--data-parallel-size is not implemented for the CPU"),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not implemented for the CPU"),

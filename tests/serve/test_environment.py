@@ -24,7 +24,6 @@ def problems(obstacles: Iterable[environment.Obstacle]) -> str:
         ({}, ""),
         ({"VLLM_TARGET_DEVICE": "cpu"}, "VLLM_TARGET_DEVICE=cpu makes vLLM ignore platform plugins"),
         ({"VLLM_TARGET_DEVICE": "cuda"}, ""),
-        ({"GLM5_CPU_PLATFORM": "0"}, "GLM5_CPU_PLATFORM disables our CPU platform"),
         ({"VLLM_PLUGINS": "glm5_cpu,glm5_ascend,other"}, ""),
         ({"VLLM_PLUGINS": "glm5_cpu"}, "VLLM_PLUGINS leaves out glm5_ascend"),
         ({"VLLM_PLUGINS": ""}, "VLLM_PLUGINS leaves out glm5_cpu and glm5_ascend"),

@@ -19,8 +19,8 @@ from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, Con
 from glm5_ascend.files.written import disk_error, write_file
 from glm5_ascend.plan.inputs import parse_workload
 from glm5_ascend.report.header import hashed_file, make_header
-from glm5_ascend.serve.activation import on_ascend
 from glm5_ascend.serve.client import Client, server_address
+from glm5_ascend.serve.environment import on_ascend
 from glm5_ascend.serve.servable import check_directory
 
 #: Seconds for one answer of the server.

@@ -12,7 +12,7 @@ from glm5_ascend.deploy.diagnosis.row import DoctorRow
 from glm5_ascend.engine_lines import LINES, ONLY_READ, TRIED_ON
 from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.activation import on_ascend
+from glm5_ascend.serve.environment import on_ascend
 from glm5_kernels import registry
 from glm5_kernels.registry import KernelUnavailableError
 

@@ -23,10 +23,8 @@ from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.config import SPECS
 from glm5_ascend.model.config_values import indexer_schedule
-from glm5_ascend.serve import indexer_rotation
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.activation import ascend_folder, plugin_is_active
-from glm5_ascend.serve.environment import version_of, with_users_variables
+from glm5_ascend.serve.environment import plugin_is_active, version_of, with_users_variables
 from glm5_ascend.serve.flag_table import FlagTable, installed_table
 
 #: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
@@ -70,9 +68,7 @@ def facts_for(
     facts |= command_facts.of_command(argv, environ, line, sizes_of(config)) | software
     if role.engine != SGLANG:
         facts["replaced_json"] = replaced_json(role, extra, installed_table(line))
-    folder = ascend_folder()  # where vllm-ascend is not installed the plugin is taken to know its rotation
-    fixes_rotation = folder is None or indexer_rotation.is_known(folder)
-    facts["our_plugin"] = plugin_is_active(environ, ascend=profile.platform == "npu") and fixes_rotation
+    facts["our_plugin"] = plugin_is_active(environ)
     if checkpoint is not None:
         facts |= checkpoint_facts(checkpoint)
         facts["stage_on_shared"] = stage_on_shared(config, facts["pp"], environ.get("VLLM_PP_LAYER_PARTITION", ""))

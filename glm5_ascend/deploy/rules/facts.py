@@ -23,7 +23,7 @@ FACTS = {
     "cann": "version of CANN",
     "triton": "Triton-Ascend is installed",
     "wanted_triton": "version of Triton-Ascend of the profile's engine line",
-    "our_plugin": "vLLM loads this package's plugin, and the plugin can correct the indexer's rotation",
+    "our_plugin": "vLLM loads this package's plugin, which corrects the indexer's rotation",
     "device_count": "number of NPUs visible on this machine",
     "hbm_gib": "HBM per die in GiB",
     "shm_gib": "size of /dev/shm in GiB",

@@ -7,9 +7,8 @@ engine core and every worker. Importing this module imports neither torch nor vL
 from __future__ import annotations
 
 import logging
-import os
 
-from glm5_ascend.serve.activation import cpu_platform_is_off, on_ascend, plugin_is_active
+from glm5_ascend.serve.environment import on_ascend
 
 PLATFORM_CLASS = "glm5_ascend.serve.plugin.platform.Glm5CpuPlatform"
 
@@ -18,7 +17,7 @@ logger = logging.getLogger("vllm.glm5_ascend")  # below "vllm", so that vLLM's h
 
 def register_platform() -> str | None:
     """Entry point `vllm.platform_plugins`: class path of our CPU platform, or None."""
-    if on_ascend() or cpu_platform_is_off(os.environ):  # vllm-ascend brings its own
+    if on_ascend():  # vllm-ascend brings its own
         return None
     from vllm.platforms import cpu_platform_plugin
 
@@ -30,8 +29,6 @@ def register() -> None:
 
     On a CPU: layers, models and the quantization method `ascend`. With vllm-ascend: see `ascend`.
     """
-    if not plugin_is_active():
-        return
     if on_ascend():
         from glm5_ascend.serve.plugin import ascend
 

@@ -232,4 +232,4 @@ def will_need(tensors: Iterable[torch.Tensor]) -> None:
 def _madvise() -> Callable[[int, int, int], int]:
     function = ctypes.CDLL(None).madvise
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return function  # type: ignore[no-any-return]
+    return function

@@ -9,7 +9,6 @@ import torch
 from vllm.config import VllmConfig
 
 from .meta import BigOnMeta
-from .moved import moved
 
 
 def share(config: VllmConfig, target: Any, draft: torch.nn.Module) -> None:
@@ -58,6 +57,8 @@ def cache_specs(config: VllmConfig) -> dict[str, Any]:
 
 def cache(config: VllmConfig, available: int | None) -> tuple[dict[str, Any], list[str]]:
     """Bytes per token of one die and blocks for `available` bytes (None: no blocks are counted), and the problems."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
     specs = cache_specs(config)
     tokens = config.cache_config.block_size * config.parallel_config.decode_context_parallel_size
     block, per_request = sizes(config, specs)
@@ -71,7 +72,7 @@ def cache(config: VllmConfig, available: int | None) -> tuple[dict[str, Any], li
     if available is not None and specs:
         resolve_layout(config, specs)
         try:
-            (groups,) = moved("get_kv_cache_configs")(config, [specs], [available])
+            (groups,) = get_kv_cache_configs(config, [specs], [available])
             report["blocks"] = groups.num_blocks
         except ValueError as error:  # one longest request does not fit
             problems.append(str(error)[:300])

@@ -13,14 +13,14 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from .flags import cli_args
 from .machine import without_other_ranks
-from .moved import module_of
 
 
 @cache
 def parser() -> Any:
     """The parser of `vllm serve`, which takes seconds to make."""
-    return module_of("make_arg_parser").make_arg_parser(FlexibleArgumentParser())
+    return cli_args().make_arg_parser(FlexibleArgumentParser())
 
 
 def engine_config(argv: list[str]) -> VllmConfig:
@@ -28,14 +28,14 @@ def engine_config(argv: list[str]) -> VllmConfig:
 
     The front end's parsers of tools and thinking are left out: they need a tokenizer.
     """
-    cli_args, stderr = module_of("make_arg_parser"), io.StringIO()
+    stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
             parsed = parser().parse_args(argv[2:])
     except SystemExit:
         raise ValueError(stderr.getvalue().strip().splitlines()[-1]) from None
     parsed.model = parsed.model_tag
-    cli_args.validate_parsed_serve_args(parsed)
+    cli_args().validate_parsed_serve_args(parsed)
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     arguments.skip_tokenizer_init = True
     arguments.reasoning_parser = ""

@@ -27,15 +27,22 @@ def main() -> None:
     Path(out).write_text(json.dumps(sglang_flags() if engine == "sglang" else vllm_flags()))
 
 
+def cli_args() -> Any:
+    """vLLM's module with the flags of `vllm serve`."""
+    try:
+        from vllm.entrypoints.launchers import cli_args
+    except ImportError:  # 0.23
+        from vllm.entrypoints.openai import cli_args
+    return cli_args
+
+
 def vllm_flags() -> dict[str, Any]:
     """Flags of `vllm serve`, with what vllm-ascend adds to them."""
     from vllm.engine import arg_utils
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from .moved import moved
-
-    parser = moved("make_arg_parser")(FlexibleArgumentParser())
+    parser = cli_args().make_arg_parser(FlexibleArgumentParser())
     current_platform.pre_register_and_update(parser)
     fields: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(arg_utils.EngineArgs)}
     fields["speculative_config"] = arg_utils.SpeculativeConfig

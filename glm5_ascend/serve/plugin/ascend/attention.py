@@ -1,7 +1,8 @@
 """Changes to vllm-ascend's sparse attention.
 
 - Without Triton-Ascend its indexer rotates halves, GLM-5's rotates neighbours: wrong tokens beyond 2048. We replace the
-  rotation (`rotation`), or refuse if it is not found. Remove when vllm-ascend has PR 8982 on both lines.
+  rotation (`rotation`), and refuse to select positions if ours was not called. Remove when vllm-ascend has PR 8982 on
+  both lines.
 - `GLM5_KERNELS=reference` or `triton` replaces the official kernels by ours.
 """
 
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.activation import ascend_folder
 from glm5_ascend.serve.plugin.ascend import rotation
 from glm5_ascend.serve.plugin.ascend.calls import ATTENTION, INDEXER, attention_arguments, indexer_arguments, named
 from glm5_kernels import registry
@@ -56,10 +56,9 @@ def replace_rotation(operator: Any) -> None:
     """Replace the indexer's rotation where Triton-Ascend is missing. `operator`: vllm-ascend's DeviceOperator."""
     from vllm.triton_utils import HAS_TRITON
 
-    folder = ascend_folder()
-    if HAS_TRITON or folder is None:
+    if HAS_TRITON:
         return
-    modules = rotation.replace_all(folder)
+    modules = rotation.replace_all()
     rotation.require_calls(operator, INDEXER)
     logger.warning(
         "glm5-ascend: Triton-Ascend is missing; vllm-ascend's indexer would rotate GLM-5's keys wrongly beyond 2048 "

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve import indexer_rotation
 
+#: Modules of vllm-ascend's sparse attention: 0.23 has the first two, 0.30 also the third.
+MODULES = (
+    "vllm_ascend.attention.sfa_v1", "vllm_ascend.attention.context_parallel.sfa_cp", "vllm_ascend.attention.indexer",
+)  # fmt: skip
+#: Rotations before a selection: of queries, and of keys.
+MIN_CALLS = 2
 _FIX = "install triton-ascend (the image has it), or a vllm-ascend that this package was tested with"
 
 
@@ -38,23 +42,13 @@ class RotatingNeighbours:
         return rotate_neighbours(x, cos, sin)
 
 
-def replace_all(folder: Path) -> list[str]:
-    """Replace the rotation in all modules of the vllm-ascend in `folder` that rotate its indexer; returns their names.
-
-    Raises:
-        ConfigError: the rotations are not where this package expects them.
-    """
-    modules = indexer_rotation.rotating(folder)
-    if not indexer_rotation.is_known(folder):
-        raise ConfigError(f"Triton-Ascend is missing, and how {folder} rotates GLM-5's indexer is not known", _FIX)
-    for name in modules:
-        replace(import_module(f"vllm_ascend.{name}"))
-    return list(modules)
-
-
-def replace(module: ModuleType) -> None:
-    if not isinstance(module.torch_npu, RotatingNeighbours):
-        module.torch_npu = RotatingNeighbours(module.torch_npu)  # type: ignore[attr-defined]
+def replace_all() -> list[str]:
+    """Replace the rotation in vllm-ascend's modules of sparse attention; returns their names."""
+    modules: dict[str, Any] = {name: import_module(name) for name in MODULES if find_spec(name)}
+    rotating = {name: module for name, module in modules.items() if hasattr(module, "torch_npu")}
+    for module in rotating.values():
+        module.torch_npu = RotatingNeighbours(module.torch_npu)
+    return list(rotating)
 
 
 def require_calls(operator: Any, select: str) -> None:
@@ -63,7 +57,7 @@ def require_calls(operator: Any, select: str) -> None:
 
     @functools.wraps(original)
     def checked(*arguments: Any, **named: Any) -> Any:
-        if RotatingNeighbours.calls < indexer_rotation.MIN_CALLS:
+        if RotatingNeighbours.calls < MIN_CALLS:
             raise ConfigError("the indexer was rotated by another function than the one this package replaced", _FIX)
         return original(*arguments, **named)
 
