@@ -120,7 +120,6 @@ def test_a_sound_checkpoint_is_taken_whole(
         (["--additional-config", '{"enable_dsa_cp": true}'], "DSA CP requires SP"),
         (["--kv-cache-dtype", "int8"], "--kv-cache-dtype is 'int8'"),  # C8 as later versions spell it
         (["--tensor-parallel-size", "12"], "12"),  # it does not divide 64 heads
-        (["--data-parallel-size", "3"], "48 expert parallel ranks do not divide 256 experts"),
     ],
 )
 def test_flags_that_this_version_does_not_take(

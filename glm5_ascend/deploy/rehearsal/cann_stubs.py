@@ -17,28 +17,21 @@ _FIX = "install gcc and binutils, then prepare again"
 STUB_LIBRARY = "libascendcl.so"
 
 
-def make_stubs(site_packages: Path, out: Path) -> list[str]:
-    """Write the stub libraries for the torch_npu in `site_packages` to `out`; returns the functions they define."""
+def make_stubs(site_packages: Path, out: Path) -> None:
+    """Write the stub libraries for the torch_npu in `site_packages` to `out`."""
     wheel = sorted((site_packages / "torch_npu").rglob("*.so"))
-    if not wheel:
-        raise MissingEnvironmentError(f"{site_packages}: no torch_npu with shared libraries", _FIX)
     torch = sorted((site_packages / "torch/lib").glob("*.so*"))
     present = {path.name for path in (*wheel, *torch)}
     needed = sorted({name for library in wheel for name in needed_libraries(library)} - present)
     system = [path for name in needed if (path := system_library(name))]
     absent = [name for name in needed if not system_library(name)]
-    if STUB_LIBRARY not in absent:
-        raise MissingEnvironmentError(f"torch_npu needs no {STUB_LIBRARY}, only {absent}: an unexpected build", _FIX)
     defined = {name for library in (*wheel, *torch, *system) for name in symbols(library, "--defined-only")}
     undefined = {name for library in wheel for name in symbols(library, "--undefined-only")} - defined
     functions = sorted(name for name in undefined if not name.startswith(("Py", "_Py")))  # defined by Python
-    if data := [name for name in functions if name.startswith(("_ZTV", "_ZTI", "_ZTS"))]:
-        raise MissingEnvironmentError(f"torch_npu needs virtual tables, which no function replaces: {data[:5]}", _FIX)
     out.mkdir(parents=True, exist_ok=True)
     code = "".join(f"long {name}(void) {{ return 0; }}\n" for name in functions)
     for library in absent:
         build(library, code if library == STUB_LIBRARY else "", out)
-    return functions
 
 
 def build(library: str, code: str, out: Path) -> None:

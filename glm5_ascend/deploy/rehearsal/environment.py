@@ -65,7 +65,6 @@ class RehearsalEnvironment:
 
     @property
     def line(self) -> EngineLine:
-        """The line of vllm-ascend whose behaviour it has."""
         return vllm_ascend_line(self.version)
 
     def run(self, module: str, *arguments: object) -> None:
@@ -175,7 +174,6 @@ def _vllm_dependencies(python: Path) -> list[str]:
 
 
 def site_packages(python: Path) -> Path:
-    """Folder of an interpreter's packages."""
     return Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])").strip())
 
 

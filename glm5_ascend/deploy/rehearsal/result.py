@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field
 
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, json_frame
 
@@ -23,20 +23,6 @@ class CacheReport(BaseModel):
     blocks: int | None = None
 
 
-class RankReport(BaseModel):
-    """The report of `inside/rank.py`.
-
-    models: name -> class. problems: what keeps the rank from serving correctly, one line each.
-    """
-
-    problems: list[str]
-    versions: dict[str, str] = {}
-    models: dict[str, str] = {}
-    parameter_bytes: int | None = None
-    resident_bytes: int | None = None
-    cache: CacheReport | None = None
-
-
 @dataclass(frozen=True)
 class PlannedRank:
     """The planner's numbers for a rank's die, in bytes. usable_bytes: for weights and caches together."""
@@ -47,47 +33,56 @@ class PlannedRank:
     request_bytes: float = 0
 
 
-@dataclass(frozen=True)
-class RehearsedRank:
-    """One rank of one role, and its report."""
+class RehearsedRank(BaseModel):
+    """One rank of one role, and the report of `inside/rank.py` on it.
+
+    models: name -> class. problems: what keeps the rank from serving correctly, one line each.
+    """
 
     role: str
     rank: int
     world: int
-    report: RankReport
     planned: PlannedRank | None = None
+    problems: list[str]
+    versions: dict[str, str] = {}
+    models: dict[str, str] = {}
+    parameter_bytes: int | None = None
+    resident_bytes: int | None = None
+    cache: CacheReport | None = None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def differences(self) -> dict[str, float]:
         """vllm-ascend's numbers relative to the planner's, in per cent, where both are known."""
-        report, planned = self.report, self.planned
+        planned = self.planned
         if planned is None:
             return {}
         pairs: dict[str, tuple[float, float]]
-        pairs = {"parameters": (report.parameter_bytes or 0.0, planned.parameter_bytes)}
-        if report.cache is not None:
-            pairs["cache"] = report.cache.bytes_per_token, planned.bytes_per_token
-            pairs["state"] = report.cache.request_bytes, planned.request_bytes
+        pairs = {"parameters": (self.parameter_bytes or 0.0, planned.parameter_bytes)}
+        if self.cache is not None:
+            pairs["cache"] = self.cache.bytes_per_token, planned.bytes_per_token
+            pairs["state"] = self.cache.request_bytes, planned.request_bytes
         return {name: 100 * (real / expected - 1) for name, (real, expected) in pairs.items() if real and expected}
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def cached_tokens(self) -> int | None:
         """Tokens in the caches of the rank's group, from vLLM's number of blocks."""
-        cache = self.report.cache
+        cache = self.cache
         return None if cache is None or cache.blocks is None else cache.blocks * cache.tokens_per_block
 
     @property
     def line(self) -> str:
         """The rank in one line; what its rehearsal did not reach is left out."""
-        report, figures = self.report, []
-        for name, count in (("parameters", report.parameter_bytes), ("alive", report.resident_bytes)):
+        figures = []
+        for name, count in (("parameters", self.parameter_bytes), ("alive", self.resident_bytes)):
             figures += [f"{name} {count / 1e9:.3f} GB"] if count else []
-        figures += [f"cache {report.cache.bytes_per_token:,.0f} B/token"] if report.cache else []
+        figures += [f"cache {self.cache.bytes_per_token:,.0f} B/token"] if self.cache else []
         figures += [f"{self.cached_tokens:,} tokens"] if self.cached_tokens else []
         if self.differences:
             off = ", ".join(f"{name} {percent:+.2f} %" for name, percent in self.differences.items())
             figures.append(f"from the planner's {off}")
-        verdict = f"problems: {len(report.problems)}" if report.problems else "ok"
+        verdict = f"problems: {len(self.problems)}" if self.problems else "ok"
         return f"{self.role} {self.rank} of {self.world}: {'; '.join([*figures, verdict])}"
 
 
@@ -101,16 +96,15 @@ class Rehearsal:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_CHECK_FAILED if any(rank.report.problems for rank in self.ranks) else EXIT_OK
+        return EXIT_CHECK_FAILED if any(rank.problems for rank in self.ranks) else EXIT_OK
 
     @property
     def versions(self) -> dict[str, str]:
-        return next((rank.report.versions for rank in self.ranks if rank.report.versions), {})
+        return next((rank.versions for rank in self.ranks if rank.versions), {})
 
     @property
     def verdict(self) -> str:
-        """One line."""
-        bad = [rank for rank in self.ranks if rank.report.problems]
+        bad = [rank for rank in self.ranks if rank.problems]
         by = f"vllm-ascend {self.versions.get('vllm-ascend', '?')}"
         count = f"{len(self.ranks)} rank" + ("" if len(self.ranks) == 1 else "s")
         if bad:
@@ -122,22 +116,12 @@ class Rehearsal:
         problems: dict[str, list[str]] = {}
         for rank in self.ranks:
             yield rank.line
-            for problem in rank.report.problems:
+            for problem in rank.problems:
                 problems.setdefault(problem, []).append(f"{rank.role} {rank.rank}")
         yield from (f"problem: {problem} ({', '.join(ranks)})" for problem, ranks in problems.items())
         yield self.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of `--json`."""
-        ranks = [
-            {
-                "role": rank.role, "rank": rank.rank, "world": rank.world, "differences": rank.differences,
-                "planned": asdict(rank.planned) if rank.planned else None, "cached_tokens": rank.cached_tokens,
-                **rank.report.model_dump(exclude={"versions"}),
-            }
-            for rank in self.ranks
-        ]  # fmt: skip
-        return json_frame("rehearse", self.exit_code) | {
-            "verdict": self.verdict, "profile": self.profile, "checkpoint": self.checkpoint, "versions": self.versions,
-            "ranks": ranks,
-        }  # fmt: skip
+        ranks = [rank.model_dump(exclude={"versions"}) for rank in self.ranks]
+        about = {"profile": self.profile, "checkpoint": self.checkpoint, "versions": self.versions}
+        return json_frame("rehearse", self.exit_code) | {"verdict": self.verdict, **about, "ranks": ranks}

@@ -89,7 +89,6 @@ def start_runner(config: VllmConfig) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of vLLM, vllm-ascend and torch."""
     from importlib.metadata import version
 
     import vllm
