@@ -42,7 +42,6 @@ class Files:
 
     @property
     def machine(self) -> str:
-        """`a2` or `a3`."""
         return str(self.profile.hardware["node"])
 
     @cached_property
@@ -50,7 +49,6 @@ class Files:
         return tuple(Server(self, role) for role in self.profile.roles.values())
 
     def text(self, template: str, **more: Any) -> str:
-        """A rendered template."""
         profile = self.profile
         common = {
             "profile": profile, "model": self.model, "values": self.values,
@@ -61,7 +59,7 @@ class Files:
         }  # fmt: skip
         return rendered(template, **common, **more)
 
-    def image(self, tag: str, digest: str | None) -> str:
+    def image(self, tag: str, digest: str | None = None) -> str:
         """Name of an image in the cluster's registry, with its digest if known."""
         registry = self.values.image.registry
         name = f"{registry.rstrip('/')}/{tag}" if registry else tag
@@ -76,23 +74,14 @@ class Files:
     def front(self) -> dict[str, Any]:
         """Values of router and proxy in Kubernetes."""
         profile, first = self.profile, self.servers[0]
-        script_name, script = self.front_script()
-        values = {"script_name": script_name, "script": script}
+        values: dict[str, Any] = dict(zip(("script_name", "script"), self.front_script(), strict=True))
         if not profile.proxy:
-            image = self.image(f"glm5-ascend-router:{ROUTER_VERSION}", self.values.image.router_digest)
-            return values | {
-                "name": f"{profile.name}-router",
-                "image": image,
-                "port": 8080,
-                "server_port": first.role.port,
-            }
+            image = self.image(f"glm5-ascend-router:{ROUTER_VERSION}")
+            more = {"name": f"{profile.name}-router", "image": image, "port": 8080, "server_port": first.role.port}
+            return values | more
         hosts = {server.role.name: server.hosts() for server in self.servers}
-        return values | {
-            "name": f"{profile.name}-proxy",
-            "image": first.image,
-            "port": profile.proxy["port"],
-            "hosts": hosts,
-        }
+        more = {"name": f"{profile.name}-proxy", "image": first.image, "port": profile.proxy["port"], "hosts": hosts}
+        return values | more
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,6 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Name of its objects."""
         profile = self.files.profile
         return profile.name if len(profile.roles) == 1 else f"{profile.name}-{self.role.name}"
 
@@ -149,7 +137,6 @@ class Server:
         return [f"{self.name}-0.{self.name}", *(f"{self.name}-0-{worker}.{self.name}" for worker in workers)]
 
     def script(self) -> str:
-        """The script that starts it."""
         argv = open_command(self.role, "{model}", []).argv
         return self.files.text(
             "serve.sh.j2", role=self.role, uses=self.uses, engine=ENGINES[self.role.engine], argv=argv,

@@ -33,7 +33,6 @@ class RenderedFiles:
     files: tuple[Path, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of `--json`."""
         paths = {"folder": str(self.folder), "files": [str(path) for path in self.files]}
         return json_frame("deploy render") | asdict(self) | paths
 
@@ -113,11 +112,8 @@ def shell(files: Files) -> dict[str, str]:
 
 def compose(files: Files) -> dict[str, str]:
     """One service per role, on the host's network; the same file goes to every machine."""
-    return {"compose.yaml": files.text("compose.yaml.j2")} | _server_image(files) | shell(files)
-
-
-def _server_image(files: Files) -> dict[str, str]:
-    return {f"Dockerfile.{files.machine}": files.text("Dockerfile.j2")}
+    dockerfile = {f"Dockerfile.{files.machine}": files.text("Dockerfile.j2")}
+    return {"compose.yaml": files.text("compose.yaml.j2")} | dockerfile | shell(files)
 
 
 def kubernetes(files: Files) -> dict[str, str]:
@@ -126,8 +122,8 @@ def kubernetes(files: Files) -> dict[str, str]:
 
 
 def _images(files: Files) -> dict[str, str]:
-    router = {} if files.profile.proxy else {"Dockerfile.router": files.text("Dockerfile.router.j2")}
-    return _server_image(files) | router
+    texts = {f"Dockerfile.{files.machine}": files.text("Dockerfile.j2")}
+    return texts if files.profile.proxy else texts | {"Dockerfile.router": files.text("Dockerfile.router.j2")}
 
 
 def _objects(files: Files) -> dict[str, str]:

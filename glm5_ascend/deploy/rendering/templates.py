@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -57,7 +58,7 @@ def _environment(is_yaml: bool) -> Environment:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
-        "block": block, "command": command, "digest": digest, "inner": inner, "merged": merged, "named": named,
+        "block": block, "command": command, "digest": digest, "inner": inner, "merged": operator.or_, "named": named,
         "unless_set": unless_set, "words": words,
     }  # fmt: skip
     return environment
@@ -108,10 +109,6 @@ def block(text: str, width: int) -> Markup:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    return {**below, **above}
 
 
 def named(names: Sequence[str]) -> list[dict[str, str]]:

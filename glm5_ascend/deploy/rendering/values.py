@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -41,8 +41,6 @@ class ImageValues(_Values):
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = Field(
         default=None, description="Digest of the servers' image, instead of its tag."
     )
-    router_digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secrets: list[ObjectName] = []
 
 
@@ -52,8 +50,6 @@ class ResourceValues(_Values):
     npu: Plain = Field(default=NPU_RESOURCE, description="huawei.com/Ascend910 or huawei.com/ascend-1980")
     cpu: Quantity | None = Field(default=None, description="Default: 8 cores per die.")
     memory: Quantity | None = Field(default=None, description="Default: 48 GiB per die, with /dev/shm.")
-    shm: Quantity = Field(default="256Gi", description="Size limit of /dev/shm.")
-    disk: Quantity = Field(default="40Gi", description="Request of disk for logs and caches, without a limit.")
 
 
 class NetworkValues(_Values):
@@ -76,20 +72,18 @@ class SchedulingValues(_Values):
 
 
 class StorageValues(_Values):
-    """Checkpoint and logs."""
+    """Checkpoint."""
 
     claim: ObjectName | None = Field(
         default=None, description="PersistentVolumeClaim with the checkpoint. Default: a hostPath."
     )
     claim_path: Plain | None = Field(default=None, description="Folder of the checkpoint in the claim.")
-    logs: Quantity = "20Gi"
 
 
 class LifeValues(_Values):
     """Start and end of a server."""
 
     check: bool = Field(default=True, description="An init container runs `verify` and `doctor` first.")
-    start_minutes: int = Field(default=120, ge=1, le=1440)
     still_minutes: int = Field(
         default=5,
         ge=0,
@@ -104,9 +98,6 @@ class SecurityValues(_Values):
     """User of the servers. Device files of NPUs belong to group 1000 (HwHiAiUser) with mode 0660."""
 
     user: int | None = Field(default=None, ge=0, description="Default: root, as in the image.")
-    device_group: int = 1000
-    capabilities: list[Plain] = ["IPC_LOCK"]
-    read_only_root: bool = True
 
 
 class MonitoringValues(_Values):
