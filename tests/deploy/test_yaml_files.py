@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from glm5_ascend.deploy.generated import SCHEMAS, page
 from glm5_ascend.deploy.profiles.file import ProfileFile
 from glm5_ascend.deploy.rules.load import RuleFile
-from glm5_ascend.deploy.schemas import SCHEMAS
-from glm5_ascend.deploy.troubleshooting import page
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
@@ -54,12 +53,12 @@ SCHEMA_FILES[ROOT / "quant_recipes" / "schema.json"] = Recipe
 
 @pytest.mark.parametrize("path", SCHEMA_FILES, ids=lambda path: path.name)
 def test_schemas_are_current(path: Path) -> None:
-    """`python -m glm5_ascend.deploy.schemas` and `python -m glm5_ascend.quantize.recipe` write them."""
+    """`python -m glm5_ascend.deploy.generated` and `python -m glm5_ascend.quantize.recipe` write them."""
     assert path.read_text("utf-8") == schema_text(SCHEMA_FILES[path])
 
 
 def test_the_page_of_troubleshooting_is_current() -> None:
-    """`python -m glm5_ascend.deploy.troubleshooting` writes it from the rules."""
+    """`python -m glm5_ascend.deploy.generated` writes it from the rules."""
     assert page() == (ROOT / "deploy" / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
 
 
