@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from glm5_ascend.deploy.rules.command_facts import OLD_SGLANG_FLAGS
+from glm5_ascend.deploy.rules.facts import OLD_SGLANG_FLAGS
 from glm5_ascend.engine_lines import LINES, SGLANG, SGLANG_05, VLLM, VLLM_CPU_032
 from glm5_ascend.files.resources import data_dir
 from glm5_ascend.files.untrusted import parse_json

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.command import command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
-from glm5_ascend.deploy.rules.command_facts import OLD_SGLANG_FLAGS
+from glm5_ascend.deploy.rules.facts import OLD_SGLANG_FLAGS
 from glm5_ascend.engine_lines import SGLANG
+from glm5_ascend.serve.options import ServeOptions
 from tests.contract.support.sglang import SGLang, require
 from tests.deploy.support.profile_table import is_on
 from tests.support.tiny_model import write_tiny_model
@@ -50,13 +51,17 @@ def answers(sglang: SGLang, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
     lines = {
         key(profile, role, node): command(
-            profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), []
+            profile,
+            role,
+            ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo"),
+            str(model),
+            [],
         ).argv
         for profile, role, node in ROLES
     }
     single = load(SINGLE)
     for name, flags in (OLD | NEW).items():
-        lines[name] = command(single, single.role(None), ServerPlace(), str(model), flags).argv
+        lines[name] = command(single, single.role(None), ServeOptions("DIR"), str(model), flags).argv
     jobs = [
         {"do": "resolve", "argv": argv[3:], "out": folder / str(number)} for number, argv in enumerate(lines.values())
     ]

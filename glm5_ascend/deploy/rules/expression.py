@@ -14,11 +14,10 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 
-class Unknown:
-    """Value of an unknown fact."""
+class _UnknownError(Exception):
+    """The value of an expression depends on an unknown fact."""
 
 
-UNKNOWN = Unknown()
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -43,8 +42,14 @@ def names_in(text: str) -> set[str]:
 
 def holds(text: str, facts: Mapping[str, Any]) -> bool | None:
     """Evaluate an expression; None means unknown. Raises ValueError for syntax that rules do not have."""
-    value = _value(ast.parse(text, mode="eval").body, facts)
-    return None if isinstance(value, Unknown) else bool(value)
+    return _holds(ast.parse(text, mode="eval").body, facts)
+
+
+def _holds(node: ast.expr, facts: Mapping[str, Any]) -> bool | None:
+    try:
+        return bool(_value(node, facts))
+    except _UnknownError:
+        return None
 
 
 def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
@@ -52,40 +57,32 @@ def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
         case ast.Constant():
             return node.value
         case ast.Name():
-            return facts.get(node.id, UNKNOWN)
+            if node.id not in facts:
+                raise _UnknownError
+            return facts[node.id]
         case ast.Tuple():
             return tuple(_value(element, facts) for element in node.elts)
         case ast.UnaryOp(op=ast.Not()):
-            inner = _value(node.operand, facts)
-            return inner if isinstance(inner, Unknown) else not inner
+            return not _value(node.operand, facts)
         case ast.BoolOp():
-            return _logic(isinstance(node.op, ast.Or), [_value(operand, facts) for operand in node.values])
+            decides, answers = isinstance(node.op, ast.Or), [_holds(operand, facts) for operand in node.values]
+            if None in answers and decides not in answers:
+                raise _UnknownError
+            return decides if decides in answers else not decides
         case ast.BinOp() if type(node.op) in _ARITHMETIC:
-            left, right = _value(node.left, facts), _value(node.right, facts)
-            if isinstance(left, Unknown) or isinstance(right, Unknown):
-                return UNKNOWN
-            return _ARITHMETIC[type(node.op)](left, right)
+            return _ARITHMETIC[type(node.op)](_value(node.left, facts), _value(node.right, facts))
         case ast.Compare(ops=[op], comparators=[other]) if type(op) in _COMPARE:
             return _compare(_COMPARE[type(op)], _value(node.left, facts), _value(other, facts))
     raise ValueError(f"rules have no {type(node).__name__}: {ast.unparse(node)}")
 
 
-def _logic(is_or: bool, values: list[Any]) -> Any:
-    """One true operand decides `or`, one false operand decides `and`."""
-    operands = [bool(value) for value in values if not isinstance(value, Unknown)]
-    if is_or in operands:
-        return is_or
-    return UNKNOWN if len(operands) < len(values) else not is_or
-
-
 def _compare(operation: Callable[[Any, Any], bool], left: Any, right: Any) -> Any:
-    if isinstance(left, Unknown) or isinstance(right, Unknown):
-        return UNKNOWN
     if isinstance(left, Version) or isinstance(right, Version):
         installed = [isinstance(side, Version) for side in (left, right)]
-        left, right = _version(left), _version(right)
-        if left is None or right is None:
-            return UNKNOWN
+        try:
+            left, right = (side if isinstance(side, Version) else Version(str(side)) for side in (left, right))
+        except InvalidVersion:
+            raise _UnknownError from None
         if installed == [True, False]:
             left = _release_of(left, right)
         elif installed == [False, True]:
@@ -96,10 +93,3 @@ def _compare(operation: Callable[[Any, Any], bool], left: Any, right: Any) -> An
 def _release_of(installed: Version, named: Version) -> Version:
     """Compare 0.24.0rc1 as 0.24, unless the rule names a pre-release or post release itself."""
     return installed if named.is_prerelease or named.is_postrelease else Version(installed.base_version)
-
-
-def _version(value: Any) -> Version | None:
-    try:
-        return value if isinstance(value, Version) else Version(str(value))
-    except InvalidVersion:
-        return None

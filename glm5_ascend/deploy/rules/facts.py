@@ -1,117 +1,35 @@
-"""Facts that rules use, and their values from a profile.
+"""Facts for the rules, by name: of a profile, of an engine's command line in normal form, and of its environment.
 
-Facts of a command line come from `command_facts`, of a machine from `diagnosis.machine`, of a checkpoint from
-`diagnosis.preflight`.
+Those of a machine come from `diagnosis.machine`, of a checkpoint from `diagnosis.preflight`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from glm5_ascend.deploy.profiles.load import Profile, Role
+from glm5_ascend.deploy.rules.variables import bad_variables, number, unknown_variables
+from glm5_ascend.engine_lines import SGLANG_05, STABLE, EngineLine, exchange_buffer_mb
+from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
+from glm5_ascend.serve.flag_table import flag_table
+from glm5_ascend.serve.flags import SPECULATIVE, parsed_flags
 
-#: Every fact -> its meaning.
-FACTS = {
-    "npu": "the profile is for an Atlas",
-    "engine": "`vllm` or `sglang`",
-    "node": "kind of machine: `a2` or `a3`",
-    "nodes": "number of machines of the role",
-    "dies": "dies per machine that the profile uses",
-    "weights_gib": "weights per die in GiB",
-    "transformers": "version of transformers",
-    "vllm_ascend": "version of vllm-ascend",
-    "cann": "version of CANN",
-    "triton": "Triton-Ascend is installed",
-    "wanted_triton": "version of Triton-Ascend of the profile's engine line",
-    "our_plugin": "vLLM loads this package's plugin, which corrects the indexer's rotation",
-    "device_count": "number of NPUs visible on this machine",
-    "hbm_gib": "HBM per die in GiB",
-    "shm_gib": "size of /dev/shm in GiB",
-    "memlock_unlimited": "the limit of locked memory (`ulimit -l`) is unlimited",
-    "open_files": "limit of open files (`ulimit -n`)",
-    "launch_blocking": "ASCEND_LAUNCH_BLOCKING is 1",
-    "network_mount": "the checkpoint is on a network file system",
-    "quantized": "the checkpoint has a quantization description",
-    "model": "name of the checkpoint's directory",
-    "weights": "`w4a8` or `w8a8`, by the type of the experts",
-    "experts": "quantization type of the routed experts",
-    "attention": "quantization type of q_a_proj, kv_a_proj and q_b_proj",
-    "linear_types": "quantization types of all other linears",
-    "kv_b_quantized": "kv_b_proj is quantized",
-    "group_size": "group_size of the description; None if absent",
-    "shared_indexers": "config.json has shared layers in indexer_types, and in the keys that vLLM reads",
-    "linear_attention": "the model has layers of linear attention (GLM-5.3-Flash)",
-    "layers_without_indexer": "number of layers without indexer tensors in the index",
-    "mtp_layers": "number of MTP layers in config.json",
-    "mtp_tensors": "number of tensors of the MTP layer in the index",
-    "num_experts": "n_routed_experts of config.json; 256 without a checkpoint",
-    "num_heads": "num_attention_heads of config.json; 64 without a checkpoint",
-    "stage_on_shared": "first layer of a pipeline stage that has no indexer of its own; 0: none",
-    "tp": "tensor parallel size",
-    "dp": "data parallel size",
-    "pp": "pipeline parallel size",
-    "pcp": "prefill context parallel size",
-    "dcp": "decode context parallel size",
-    "ep": "expert parallelism is on",
-    "ep_size": "number of expert parallel ranks",
-    "interleave": "--cp-kv-cache-interleave-size",
-    "block_size": "tokens per block of the KV cache",
-    "max_model_len": "--max-model-len: longest request in tokens",
-    "max_num_seqs": "--max-num-seqs: largest number of running requests",
-    "max_num_batched_tokens": "--max-num-batched-tokens: largest number of tokens of a step",
-    "prefix_cache": "prefix caching is on",
-    "chunked_prefill": "chunked prefill is on",
-    "graph": "cudagraph_mode; `NONE` if eager",
-    "capture_sizes": "number of given cudagraph_capture_sizes",
-    "capture_multiple_of_tp": "a given capture size is a multiple of the tensor parallel size",
-    "mtp": "draft tokens per step; 0 if off",
-    "draft_method": "method of --speculative-config; empty without one",
-    "async_scheduling": "asynchronous scheduling is on, as it is by default",
-    "replaced_json": "flags with a dot, such as --a.b, that replace the profile's whole JSON in --a",
-    "kv_cache_dtype": "--kv-cache-dtype",
-    "mtp_eager": "the draft model runs without graphs (enforce_eager of --speculative-config)",
-    "quantization": "--quantization; empty without it",
-    "draft_inherits": "SGLang: --quantization is set, but not --speculative-draft-model-quantization",
-    "old_flag": "SGLang: a flag that the parser refuses",
-    "kv_role": "`none`, `kv_producer`, `kv_consumer` or `kv_both`",
-    "pd": "prefill and decode are apart",
-    "pd_sizes_match": "parallel sizes in --kv-transfer-config are those of this server",
-    "cpu_offload": "--cpu-offload-gb moves weights to the host",
-    "lora": "--enable-lora is set",
-    "kv_pool": "a KV pool is connected (AscendStoreConnector)",
-    "abort_timeout": "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT in seconds",
-    "dcp_prefill": "decode context parallel size of the prefill nodes",
-    "dcp_decode": "decode context parallel size of the decode nodes",
-    "flashcomm1": "FlashComm is on (enable_flashcomm1)",
-    "enable_dsa_cp": "DSA context parallelism is on",
-    "fused_mc2": "value of enable_fused_mc2: fused MC2 dispatch and combine",
-    "multistream_overlap": "multistream_overlap_shared_expert is on",
-    "balance": "balance scheduling is on (enable_balance_scheduling)",
-    "enable_mlapo": "MLAPO is set explicitly",
-    "mlapo_active": "MLAPO is set, or on by default",
-    "sfa_c8": "the latent caches are int8 (SFA-C8)",
-    "li_c8": "the indexer's key caches are int8 (LI-C8)",
-    "kv_nz": "enable_kv_nz is on: KV caches in NZ layout",
-    "reduce_sample": "enable_reduce_sample is on",
-    "recompute": "recompute_scheduler_enable is on",
-    "mc2_hierarchy": "hierarchical MC2 between machines is on",
-    "hccl_intra": "HCCL_INTRA_ROCE_ENABLE is 0 and HCCL_INTRA_PCIE_ENABLE is 1",
-    "dynamic_eplb": "dynamic expert load balancing is on (eplb_config)",
-    "redundant_experts": "num_redundant_experts of eplb_config",
-    "profiling_chunk": "profiling_chunk_config is enabled",
-    "kv_offload_sparse": "sparse_kv_offload_config is set",
-    "lmhead_tp": "lmhead_tensor_parallel_size of finegrained_tp_config",
-    "oproj_tp": "oproj_tensor_parallel_size of finegrained_tp_config",
-    "embedding_tp": "embedding_tensor_parallel_size of finegrained_tp_config",
-    "unknown_keys": "keys of --additional-config that this engine line does not have",
-    "unknown_variables": "environment variables VLLM_ASCEND_* and HCCL_* that no document names",
-    "old_switches": "environment switches that vllm-ascend removes after 0.30",
-    "bad_variables": "environment variables whose values the engine cannot read",
-    "old_c8_keys": "int8 caches are set by keys of --additional-config",
-    "new_c8_flags": "int8 caches are set by --kv-cache-dtype or --attention_config",
-    "hccl_buffer": "HCCL_BUFFSIZE in MB",
-    "exchange_buffer": "HCCL_BUFFSIZE in MB that dispatch and combine of a full decode step need",
-}
+#: Beginnings of variables that go with runner V1 and the environment switches (roadmap of vllm-ascend, #15067).
+OLD_SWITCHES = ("VLLM_ASCEND_", "VLLM_USE_V2_MODEL_RUNNER")
+PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
+_NUMBERS = {
+    "tp": ("tensor-parallel-size", 1), "dp": ("data-parallel-size", 1), "pp": ("pipeline-parallel-size", 1),
+    "pcp": ("prefill-context-parallel-size", 1), "dcp": ("decode-context-parallel-size", 1),
+    "interleave": ("cp-kv-cache-interleave-size", 1), "block_size": ("block-size", 128),
+    "max_model_len": ("max-model-len", None), "max_num_seqs": ("max-num-seqs", None),
+    "max_num_batched_tokens": ("max-num-batched-tokens", None),
+}  # fmt: skip
+#: Flags of published SGLang commands that the parser of the SGLang line refuses; rule S3 names the replacements.
+OLD_SGLANG_FLAGS = (
+    "cuda-graph-bs", "cuda-graph-max-bs", "enable-nsa-prefill-context-parallel", "nsa-prefill-cp-mode",
+    "prefill-round-robin-balance",
+)  # fmt: skip
 #: Facts of machine, checkpoint and profile that mean the same for every engine. Most rules use vllm-ascend's flags and
 #: versions. These facts stay unknown for SGLang, so the rules are not checked.
 COMMON = (
@@ -120,6 +38,15 @@ COMMON = (
     "kv_b_quantized", "shared_indexers", "linear_attention", "layers_without_indexer", "mtp_layers", "mtp_tensors",
     "transformers", "num_experts", "num_heads",
 )  # fmt: skip
+
+
+class ModelSizes(NamedTuple):
+    """Sizes of a model that decide on its layout and exchange between experts; the defaults are GLM-5's."""
+
+    experts: int = 256
+    experts_per_token: int = 8
+    hidden: int = 6144
+    heads: int = 64
 
 
 def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
@@ -145,3 +72,174 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
 def short_name(experts: str) -> str:
     """Name of the recipe for a quantization type of experts."""
     return {"W4A8_DYNAMIC": "w4a8", "W8A8_DYNAMIC": "w8a8"}.get(experts, "float")
+
+
+def of_command(
+    argv: Sequence[str], environ: Mapping[str, str], line: EngineLine = STABLE, sizes: ModelSizes | None = None
+) -> dict[str, Any]:
+    """Facts of a `vllm serve` command line and its environment.
+
+    Args:
+        argv: in normal form; `{words}` of a profile may be unfilled.
+        line: the engine line whose flags it has. sizes: of the checkpoint.
+    """
+    table = flag_table(line.flags)
+    flags = parsed_flags(argv, table)
+    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
+    facts["quantization"] = str(flags.get("quantization", ""))
+    numbers = {name: _number(flags.get(flag), default) for name, (flag, default) in _NUMBERS.items()}
+    facts |= {name: value for name, value in numbers.items() if value is not None}
+    facts["ep"] = flags.get("enable-expert-parallel") is True
+    facts["ep_size"] = facts["tp"] * facts["dp"] if facts["ep"] else 1
+    facts["prefix_cache"] = flags.get("enable-prefix-caching") is not False
+    facts["chunked_prefill"] = flags.get("enable-chunked-prefill") is not False
+    facts["async_scheduling"] = flags.get("async-scheduling") is not False
+    facts["lora"] = flags.get("enable-lora") is True
+    facts["cpu_offload"] = flags.get("cpu-offload-gb", 0) not in (0, 0.0, "0")
+    facts |= _of_graphs(flags, facts["tp"]) | _of_drafts(flags)
+    facts |= _of_transfer(_object(flags, "kv-transfer-config"), facts)
+    additional = _object(flags, "additional-config")
+    facts |= _of_additional(additional, environ) | _of_caches(flags, additional)
+    keys = table.flags.get("additional-config")
+    facts["unknown_keys"] = ", ".join(sorted(set(additional) - set(keys))) if isinstance(keys, dict) else ""
+    facts["hccl_buffer"] = number(environ, "HCCL_BUFFSIZE", 200)
+    facts["abort_timeout"] = number(environ, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
+    if "max_num_seqs" in facts:
+        ranks, model = (facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]), sizes or ModelSizes()
+        facts["exchange_buffer"] = exchange_buffer_mb(*ranks, model.experts, model.experts_per_token, model.hidden)
+    return facts | of_environment(environ, line)
+
+
+def of_environment(environ: Mapping[str, str], line: EngineLine) -> dict[str, Any]:
+    """Facts of the environment that every engine has."""
+    return {
+        "launch_blocking": environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1",
+        "unknown_variables": ", ".join(unknown_variables(environ)),
+        "old_switches": ", ".join(sorted(n for n in environ if n.startswith(OLD_SWITCHES))),
+        "bad_variables": "; ".join(bad_variables(environ, line)),
+    }
+
+
+def of_sglang_command(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of an SGLang command line. With DeepEP the expert parallel size is that of TP."""
+    flags = parsed_flags(argv, flag_table(SGLANG_05.flags))
+    tp = next((_number(flags[name], 1) for name in ("tp-size", "tensor-parallel-size", "tp") if name in flags), 1)
+    ep_size = next((_number(flags[name], 1) for name in ("ep-size", "expert-parallel-size", "ep") if name in flags), 1)
+    ep = tp if flags.get("moe-a2a-backend") == "deepep" else ep_size
+    drafting = "speculative-algorithm" in flags
+    inherits = "quantization" in flags and "speculative-draft-model-quantization" not in flags
+    old = next((name for name in OLD_SGLANG_FLAGS if name in flags), None)
+    facts: dict[str, Any] = {
+        "engine": "sglang", "tp": tp, "ep": ep > 1, "ep_size": ep,
+        "mtp": _number(flags.get("speculative-num-steps"), 1) if drafting else 0,
+        "draft_inherits": drafting and inherits, "old_flag": f"--{old}" if old else "",
+        "quantization": str(flags.get("quantization", "")),
+        "prefix_cache": "disable-radix-cache" not in flags,
+        "graph": "NONE" if "disable-cuda-graph" in flags else "FULL_DECODE_ONLY",
+        "pd": flags.get("disaggregation-mode") in ("prefill", "decode"),
+    }  # fmt: skip
+    context = _number(flags.get("context-length"), 0)
+    return facts | of_environment(environ, SGLANG_05) | ({"max_model_len": context} if context else {})
+
+
+def connectors(transfer: Any) -> Iterator[dict[str, Any]]:
+    """A configuration of --kv-transfer-config, and those inside of it, as MultiConnector has them."""
+    if isinstance(transfer, dict):
+        yield transfer
+        extra = transfer.get("kv_connector_extra_config")
+        inner = extra.get("connectors") if isinstance(extra, dict) else None
+        for connector in inner if isinstance(inner, list) else ():
+            yield from connectors(connector)
+
+
+def _of_graphs(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    graph = _object(flags, "compilation-config")
+    mode = str(graph.get("cudagraph_mode") or "FULL_AND_PIECEWISE").upper()
+    sizes = graph.get("cudagraph_capture_sizes")
+    whole = [size for size in sizes if type(size) is int] if isinstance(sizes, list) else []
+    return {
+        "graph": "NONE" if flags.get("enforce-eager") is True else mode, "capture_sizes": len(whole),
+        "capture_multiple_of_tp": any(size % tp == 0 for size in whole),
+    }  # fmt: skip
+
+
+def _of_drafts(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Draft tokens: of the checkpoint's MTP layer, unless another method is named."""
+    draft = dict(_object(flags, "speculative-config"))
+    draft |= {key: flags[flag] for flag, key in SPECULATIVE.items() if flag in flags}
+    method = str(draft.get("method") or "")
+    tokens = _number(draft.get("num_speculative_tokens"), 0)
+    return {
+        "mtp": tokens if "mtp" in method or not method else 0, "draft_method": method,
+        "mtp_eager": bool(draft.get("enforce_eager")),
+    }  # fmt: skip
+
+
+def _of_transfer(transfer: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    every = list(connectors(transfer)) if transfer else []
+    names = {str(connector.get("kv_connector", "")) for connector in every}
+    roles = [connector["kv_role"] for connector in every if connector.get("kv_role") in (PRODUCER, CONSUMER)]
+    role = next(iter(roles), str(transfer.get("kv_role", "none")))
+    facts_of_role = {"kv_role": role, "pd": bool(roles), "kv_pool": any("Store" in name for name in names)}
+    if not roles:
+        return facts_of_role | {"pd_sizes_match": True, "dcp_prefill": 1, "dcp_decode": 1}
+    side = "prefill" if role == PRODUCER else "decode"
+    extras = (connector.get("kv_connector_extra_config") for connector in every)
+    sizes = [extra[side] for extra in extras if isinstance(extra, dict) and isinstance(extra.get(side), dict)]
+    match = all((size.get("tp_size"), size.get("dp_size")) == (facts["tp"], facts["dp"]) for size in sizes)
+    needed = any("Mooncake" in name and "Store" not in name for name in names)
+    return facts_of_role | {"pd_sizes_match": match and bool(sizes or not needed), f"dcp_{side}": facts["dcp"]}
+
+
+def _of_additional(additional: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """A key overrides its old environment variable, as in vllm-ascend's AscendConfig."""
+    scheduler = {**additional, **_object(additional, "scheduler_config")}  # 0.30 has these switches there
+
+    def switch(key: str, variable: str, default: int = 0) -> int:
+        value = scheduler.get(key)
+        return int(value) if isinstance(value, int) else number(environ, variable, default)
+
+    parts, eplb = _object(additional, "finegrained_tp_config"), _object(additional, "eplb_config")
+    return {
+        "flashcomm1": bool(switch("enable_flashcomm1", "VLLM_ASCEND_ENABLE_FLASHCOMM1")),
+        "balance": bool(switch("enable_balance_scheduling", "VLLM_ASCEND_BALANCE_SCHEDULING")),
+        "fused_mc2": switch("enable_fused_mc2", "VLLM_ASCEND_ENABLE_FUSED_MC2"),
+        "mlapo_active": bool(switch("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO", 1)),
+        "enable_mlapo": bool(switch("enable_mlapo", "VLLM_ASCEND_ENABLE_MLAPO")),
+        "enable_dsa_cp": bool(additional.get("enable_dsa_cp")),
+        "multistream_overlap": bool(additional.get("multistream_overlap_shared_expert")),
+        "kv_nz": bool(additional.get("enable_kv_nz")),
+        "reduce_sample": bool(additional.get("enable_reduce_sample")),
+        "recompute": bool(scheduler.get("recompute_scheduler_enable")),
+        "mc2_hierarchy": bool(additional.get("enable_mc2_hierarchy_comm"))
+        or additional.get("mc2_comm_alg") == "hierarchy",
+        "hccl_intra": (environ.get("HCCL_INTRA_ROCE_ENABLE"), environ.get("HCCL_INTRA_PCIE_ENABLE")) == ("0", "1"),
+        "dynamic_eplb": bool(eplb.get("dynamic_eplb")),
+        "redundant_experts": _number(eplb.get("num_redundant_experts"), 0),
+        "profiling_chunk": bool(_object(scheduler, "profiling_chunk_config").get("enabled")),
+        "kv_offload_sparse": bool(additional.get("sparse_kv_offload_config")),
+        "lmhead_tp": _number(parts.get("lmhead_tensor_parallel_size"), 0),
+        "oproj_tp": _number(parts.get("oproj_tensor_parallel_size"), 0),
+        "embedding_tp": _number(parts.get("embedding_tensor_parallel_size"), 0),
+    }
+
+
+def _of_caches(flags: Mapping[str, Any], additional: dict[str, Any]) -> dict[str, Any]:
+    """int8 caches, in both spellings."""
+    dtype = str(flags.get("kv-cache-dtype", "auto"))
+    indexer = _object(flags, "attention-config").get("indexer_kv_dtype") == "int8"
+    keys = [bool(additional.get(key)) for key in (SFA_KEY, LI_KEY)]
+    return {
+        "sfa_c8": keys[0] or dtype == "int8", "li_c8": keys[1] or indexer, "kv_cache_dtype": dtype,
+        "old_c8_keys": any(keys), "new_c8_flags": dtype == "int8" or indexer,
+    }  # fmt: skip
+
+
+def _object(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """JSON object of a flag or key; an empty one for a value that the engine itself refuses."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any, default: Any) -> Any:
+    return value if type(value) is int and value > 0 else default

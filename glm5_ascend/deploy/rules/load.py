@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -81,17 +80,6 @@ class ThreadFile(RootModel[list[Thread]]):
     """deploy/threads.yaml."""
 
 
-@dataclass(frozen=True)
-class BrokenRule:
-    """A rule whose condition holds, with its message filled in."""
-
-    id: str
-    level: str
-    message: str
-    fix: str
-    source: str
-
-
 @cache
 def rules() -> tuple[Rule, ...]:
     """All rules in the order of the file."""
@@ -104,9 +92,9 @@ def threads() -> tuple[Thread, ...]:
     return tuple(read_yaml(data_dir("data/deploy") / "threads.yaml", ThreadFile).root)
 
 
-def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[str]]]:
-    """Evaluate all rules: the broken ones, and the unchecked ones with their missing facts."""
-    broken: list[BrokenRule] = []
+def judge(facts: Mapping[str, Any]) -> tuple[list[Rule], dict[str, list[str]]]:
+    """Evaluate all rules: the broken ones with their messages filled in, and the unchecked ones with what they miss."""
+    broken: list[Rule] = []
     unchecked = {}
     for rule in rules():
         answer = holds(rule.when, facts)
@@ -114,6 +102,6 @@ def judge(facts: Mapping[str, Any]) -> tuple[list[BrokenRule], dict[str, list[st
             unchecked[rule.id] = sorted(names_in(rule.when) - set(facts))
         elif answer:
             values = defaultdict(lambda: "(unknown)", facts)
-            message, fix = rule.message.format_map(values), rule.fix.format_map(values)
-            broken.append(BrokenRule(rule.id, rule.level, message, fix, rule.known_from))
+            filled = {name: getattr(rule, name).format_map(values) for name in ("message", "fix")}
+            broken.append(rule.model_copy(update=filled))
     return broken, unchecked
