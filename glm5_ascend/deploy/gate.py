@@ -25,7 +25,6 @@ class ProxyGate(RequireApiKey):
 
 
 def main(argv: list[str]) -> None:
-    """Run a program with its application wrapped."""
     import uvicorn
 
     start = uvicorn.run

@@ -17,8 +17,6 @@ _ROLE = "Only this role of the profile."
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Options of `doctor`."""
-
     directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint to check as well.")] = None
     vllm_args: Annotated[Sequence[str], ExtraArguments()] = ()
     _: KW_ONLY
@@ -27,8 +25,6 @@ class DoctorOptions:
 
 
 class RenderTarget(StrEnum):
-    """Value of `deploy render --to`."""
-
     shell = "shell"
     compose = "compose"
     k8s = "k8s"
@@ -37,8 +33,6 @@ class RenderTarget(StrEnum):
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Options of `render`."""
-
     profile: Annotated[str, Option(_PROFILE, "NAME")]
     to: Annotated[RenderTarget | str, Option("shell, compose, k8s or kustomize.", "TARGET")]
     _: KW_ONLY
@@ -53,8 +47,6 @@ class RenderOptions:
 
 @dataclass(frozen=True)
 class RehearseOptions:
-    """Options of `rehearse`."""
-
     checkpoint: Annotated[StrPath | None, Argument("[CHECKPOINT]", "Quantized checkpoint; its headers are enough.")] = (
         None
     )
@@ -71,8 +63,6 @@ class RehearseOptions:
 
 @dataclass(frozen=True)
 class AcceptOptions:
-    """Options of `accept`."""
-
     directory: Annotated[StrPath, Argument("DIR", "Checkpoint to serve.")]
     _: KW_ONLY
     profile: Annotated[str, Option(_PROFILE, "NAME")]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight, print_broken
-from glm5_ascend.deploy.profiles.command import ServerPlace, command, user_flags, verify_name
+from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight, print_broken, quick_check
+from glm5_ascend.deploy.profiles.command import command, user_flags, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError, MissingEnvironmentError, shortened
@@ -63,12 +63,19 @@ def checked_command(options: ServeOptions) -> ServerCommand:
     """
     checkpoint, profile = check_directory(Path(options.directory)), load(options.profile)
     check_name(checkpoint.directory)
-    if not options.skip_verify:
-        refuse_broken(checkpoint, verify_name(profile.engine, profile.platform))
+    engine = verify_name(profile.engine, profile.platform)
+    # vLLM loads many broken checkpoints without an error; headers reveal most.
+    if not options.skip_verify and (findings := quick_check(checkpoint.directory, engine)):
+        print(*findings, sep="\n", file=sys.stderr)
+        problem = f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load"
+        raise CheckFailedError(problem, "quantize again, or --skip-verify to serve it anyway")
     line, flags = user_flags(profile, options.vllm_args)
     role, notes = following_template(profile.role(options.role).for_line(line), checkpoint.directory)
     if profile.platform != CPU:
-        refuse_known_bad(profile, role, checkpoint, options)
+        (result,) = preflight(profile, checkpoint, role.name, options.vllm_args)
+        if (errors := print_broken(result.broken)) and not options.skip_verify:
+            problem = f"profile {profile.name}: known bad combination ({errors})"
+            raise CheckFailedError(problem, "see the lines above, or --skip-verify to serve it anyway")
     if (wrong := other_weights(profile, checkpoint)) is not None:
         raise wrong
     built = server_command(options, profile, role, checkpoint, flags)
@@ -94,11 +101,12 @@ def server_command(
     Raises:
         ConfigError: the profile has no such server; ranks that a CPU cannot have.
     """
-    where = ServerPlace(options.node, options.rank, options.head, options.ip, options.nic, options.host, options.port)
-    built = command(profile, role, where, str(checkpoint.directory), flags)
+    built = command(profile, role, options, str(checkpoint.directory), flags)
     env, argv = built.env, built.argv
     if profile.engine == SGLANG:
-        return with_key_flag(ServerCommand(merged_environment(env), argv))
+        key = os.environ.get(KEY_VARIABLE, "")  # SGLang reads no variable: it gets the key by its flag
+        given = not key or value_of(argv, "--api-key")
+        return ServerCommand(merged_environment(env), argv if given else [*argv, "--api-key", key])
     ours = [] if "--headless" in argv else list(GUARDS)
     if profile.platform == CPU:
         refuse_flags(load_config(checkpoint.directory), argv)
@@ -125,14 +133,6 @@ def following_template(role: Role, directory: Path) -> tuple[Role, list[str]]:
     return replace(role, args=args), notes
 
 
-def with_key_flag(command: ServerCommand) -> ServerCommand:
-    """Give SGLang the key of VLLM_API_KEY by its flag, as the rendered scripts do: it reads no variable."""
-    key = os.environ.get(KEY_VARIABLE, "")
-    if not key or value_of(command.argv, "--api-key"):
-        return command
-    return ServerCommand(command.env, [*command.argv, "--api-key", key])
-
-
 def merged_environment(env: dict[str, str]) -> dict[str, str]:
     """Variables to set. Values of the user's environment win; differences are printed to stderr."""
     merged, users = with_users_variables(env)
@@ -150,43 +150,6 @@ def executable(name: str) -> str:
     if path is None:
         raise MissingEnvironmentError("vLLM's command `vllm` is not installed", "make install-cpu, or the image")
     return path
-
-
-def refuse_broken(checkpoint: CheckpointSummary, engine: str) -> None:
-    """Refuse a broken checkpoint. vLLM loads many of them without an error; headers reveal most.
-
-    Args:
-        engine: name of the engine for `verify`.
-    Raises:
-        CheckFailedError: the quick check of `verify` failed; its findings go to stderr.
-    """
-    if not (checkpoint.directory / DESCRIPTION_NAME).is_file():
-        return
-    from glm5_ascend.verify import verify  # loads torch
-
-    report = verify(checkpoint.directory, engine=engine, deep=False)
-    if not report.ok:
-        for line in report.lines(quiet=True):
-            print(line, file=sys.stderr)
-        raise CheckFailedError(
-            f"{checkpoint.directory}: broken checkpoint, it would serve garbage or fail to load",
-            "quantize again, or --skip-verify to serve it anyway",
-        )
-
-
-def refuse_known_bad(profile: Profile, role: Role, checkpoint: CheckpointSummary, options: ServeOptions) -> None:
-    """Check the rules of `doctor` for the exact command; print broken ones to stderr.
-
-    Raises:
-        CheckFailedError: a broken rule is an error, unless `skip_verify`.
-    """
-    (result,) = preflight(profile, checkpoint, role.name, options.vllm_args)
-    errors = print_broken(result.broken)
-    if errors and not options.skip_verify:
-        raise CheckFailedError(
-            f"profile {profile.name}: known bad combination ({errors})",
-            "see the lines above, or --skip-verify to serve it anyway",
-        )
 
 
 def refuse_other_platform(profile: Profile, ranks: int) -> None:

@@ -37,7 +37,6 @@ class Keys(BaseModel):
 
 
 def data_file(name: str) -> Path:
-    """A file of plan/data."""
     return data_dir("plan/data") / name
 
 

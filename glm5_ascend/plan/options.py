@@ -30,8 +30,6 @@ _NODES = "as many as the load needs within --slo and rate="
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of `plan`."""
-
     directory: Annotated[StrPath | None, Argument("DIR", "Checkpoint, for its real types and bytes.")] = None
     _: KW_ONLY
     model: Annotated[str | None, Option(_MODEL, "NAME", default_text="glm-5")] = None

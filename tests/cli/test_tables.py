@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from glm5_ascend.deploy.diagnosis.doctor import Diagnosis
-from glm5_ascend.deploy.diagnosis.row import DoctorRow
+from glm5_ascend.deploy.diagnosis.machine import DoctorRow
 from glm5_ascend.report.terminal import show
 from tests.support.command import glm5_ascend
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.command import command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, names
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.engine_lines import STABLE, vllm_ascend_line
+from glm5_ascend.serve.options import ServeOptions
 from tests.contract.support.tiny_glm5 import tiny_glm5
 from tests.deploy.support.profile_table import is_on
 
@@ -49,20 +50,32 @@ def answers(line: RehearsalEnvironment, tmp_path_factory: pytest.TempPathFactory
     commands: dict[str, Any] = {}
     for profile, written, node in ROLES:
         role = written.for_line(vllm_ascend_line(version))
-        built = command(profile, role, ServerPlace(node, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [])
+        built = command(
+            profile,
+            role,
+            ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo"),
+            str(model),
+            [],
+        )
         # The tiny model has three layers, and 0.30 counts.
         stages = {name: "2,1" for name in built.env if name == "VLLM_PP_LAYER_PARTITION"}
         commands[key(profile, role, node)] = {"env": built.env | stages, "argv": built.argv}
         for name, switch in profile.scheduling.items():
             if switch.add and node == 0:
                 with_it = command(
-                    profile, role, ServerPlace(0, 0, "127.0.0.1", "127.0.0.1", "lo"), str(model), [*switch.add]
+                    profile,
+                    role,
+                    ServeOptions("DIR", node=0, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo"),
+                    str(model),
+                    [*switch.add],
                 )
                 commands[f"{profile.name} + {name}"] = {"env": built.env, "argv": with_it.argv}
     single = load("a3-single-w4a8")
     for name, flags in BAD.items():
         extra = [part for flag, value in flags.items() for part in (f"--{flag}", json.dumps(value))]
-        built = command(single, single.role(None).for_line(vllm_ascend_line(version)), ServerPlace(), str(model), extra)
+        built = command(
+            single, single.role(None).for_line(vllm_ascend_line(version)), ServeOptions("DIR"), str(model), extra
+        )
         commands[name] = {"env": built.env, "argv": built.argv}
     (folder / "commands.json").write_text(json.dumps(commands))
     line.run("vllm_ascend_on_cpu.profiles", folder / "commands.json", folder / "out.json")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.command import command
 from glm5_ascend.deploy.profiles.load import load as load_profile
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
+from glm5_ascend.serve.options import ServeOptions
 from tests.contract.support.loaded import Checkpoint, Load, Loaded, check_schemes
 from tests.support.tiny_flash import rename_as_msmodelslim, write_tiny_flash
 
@@ -80,7 +81,7 @@ def test_the_profiles_are_accepted(
     commands = {}
     for name in PROFILES:
         profile = load_profile(name)
-        built = command(profile, profile.role(None), ServerPlace(), str(model), [])
+        built = command(profile, profile.role(None), ServeOptions("DIR"), str(model), [])
         commands[name] = {"env": built.env, "argv": built.argv}
     (tmp_path / "commands.json").write_text(json.dumps(commands))
     vllm_ascend_030.run("vllm_ascend_on_cpu.profiles", tmp_path / "commands.json", tmp_path / "out.json")

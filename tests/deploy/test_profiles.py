@@ -7,12 +7,13 @@ from typing import get_args
 
 import pytest
 
-from glm5_ascend.deploy.profiles.command import ServerPlace, command
+from glm5_ascend.deploy.profiles.command import command
 from glm5_ascend.deploy.profiles.file import SwitchName
 from glm5_ascend.deploy.profiles.load import Profile, Role, load, merge, names
 from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
+from glm5_ascend.serve.options import ServeOptions
 from tests.deploy.support.profile_table import is_on, table
 from tests.support.command import ROOT
 
@@ -108,7 +109,13 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
     servers = []
     for role in profile.roles.values():
         for node, rank in product(range(role.nodes), range(role.local_ranks)):
-            built = command(profile, role, ServerPlace(node, rank, "10.0.0.1", "10.0.0.2", "eth0"), "DIR", [])
+            built = command(
+                profile,
+                role,
+                ServeOptions("DIR", node=node, rank=rank, head="10.0.0.1", ip="10.0.0.2", nic="eth0"),
+                "DIR",
+                [],
+            )
             (engine,) = (arg.split('"engine_id": "')[1].split('"')[0] for arg in built.argv if "engine_id" in arg)
             servers.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
             assert value_of(built.argv, "--port") == str(role.port + rank)
@@ -120,17 +127,23 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
 
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
-    server = ServerPlace(2, 0, "10.0.0.1", "10.0.0.3", "eth0")
+    server = ServeOptions("DIR", node=2, rank=0, head="10.0.0.1", ip="10.0.0.3", nic="eth0")
     argv = command(profile, profile.role(None), server, "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
-    first = command(profile, profile.role(None), ServerPlace(0, 0, "10.0.0.1", "10.0.0.1", "eth0"), "DIR", []).argv
+    first = command(
+        profile,
+        profile.role(None),
+        ServeOptions("DIR", node=0, rank=0, head="10.0.0.1", ip="10.0.0.1", nic="eth0"),
+        "DIR",
+        [],
+    ).argv
     assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
 
 
 def test_ranks_of_sglang_differ_in_their_number_alone() -> None:
     profile = load("a3-2node-sglang")
-    places = [ServerPlace(node, 0, "10.0.0.1", "", "eth0") for node in (0, 1)]
+    places = [ServeOptions("DIR", node=node, rank=0, head="10.0.0.1", ip="", nic="eth0") for node in (0, 1)]
     first, second = (command(profile, profile.role(None), server, "DIR", []).argv for server in places)
     assert first[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "DIR"]
     assert [(a, b) for a, b in zip(first, second, strict=True) if a != b] == [("0", "1")]
@@ -142,25 +155,28 @@ def test_ranks_of_sglang_differ_in_their_number_alone() -> None:
 def test_both_halves_of_sglang_meet_at_one_store() -> None:
     profile = load("a3-pd-sglang")
     for role in profile.roles.values():
-        built = command(profile, role, ServerPlace(head="10.0.0.1"), "DIR", [])
+        built = command(profile, role, ServeOptions("DIR", head="10.0.0.1"), "DIR", [])
         assert built.env["ASCEND_MF_STORE_URL"] == "tcp://10.0.0.1:24667"
         with pytest.raises(ConfigError, match="the memory store"):
-            command(profile, role, ServerPlace(), "DIR", [])
-    assert "--disable-cuda-graph" in command(profile, profile.role("prefill"), ServerPlace(head="h"), "DIR", []).argv
+            command(profile, role, ServeOptions("DIR"), "DIR", [])
+    assert (
+        "--disable-cuda-graph"
+        in command(profile, profile.role("prefill"), ServeOptions("DIR", head="h"), "DIR", []).argv
+    )
 
 
 @pytest.mark.parametrize(
     ("server", "role", "message"),
     [
-        (ServerPlace(), None, "has several roles"),
-        (ServerPlace(), "prefil", "has no role 'prefil'"),
-        (ServerPlace(node=2, head="h", ip="10.0.0.2", nic="n"), "decode", "has nodes 0 to 1"),
-        (ServerPlace(rank=4, head="h", ip="10.0.0.2", nic="n"), "decode", "has servers 0 to 3"),
-        (ServerPlace(ip="10.0.0.2", nic="n"), "decode", "needs to know 'head'"),
-        (ServerPlace(head="h", ip="10.0.0.2"), "decode", "needs to know 'nic'"),
+        (ServeOptions("DIR"), None, "has several roles"),
+        (ServeOptions("DIR"), "prefil", "has no role 'prefil'"),
+        (ServeOptions("DIR", node=2, head="h", ip="10.0.0.2", nic="n"), "decode", "has nodes 0 to 1"),
+        (ServeOptions("DIR", rank=4, head="h", ip="10.0.0.2", nic="n"), "decode", "has servers 0 to 3"),
+        (ServeOptions("DIR", ip="10.0.0.2", nic="n"), "decode", "needs to know 'head'"),
+        (ServeOptions("DIR", head="h", ip="10.0.0.2"), "decode", "needs to know 'nic'"),
     ],
 )
-def test_places_that_do_not_exist_are_refused(server: ServerPlace, role: str | None, message: str) -> None:
+def test_places_that_do_not_exist_are_refused(server: ServeOptions, role: str | None, message: str) -> None:
     profile = load("a3-pd")
     with pytest.raises(ConfigError, match=message) as caught:
         command(profile, profile.role(role), server, "DIR", [])

@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis import machine_rows
+from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.preflight import facts_for, preflight, stage_on_shared
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_030
@@ -220,8 +220,8 @@ def test_the_final_release_is_of_the_line_of_its_candidate(
 
     installed = IMAGE | {"vllm-ascend": version}
     look_up = lambda *packages: next((installed[name] for name in packages if name in installed), None)  # noqa: E731
-    monkeypatch.setattr(machine_rows.environment, "version_of", look_up)
-    (row,) = machine_rows.set_rows(version, "9.2.0")
+    monkeypatch.setattr(machine.environment, "version_of", look_up)
+    (row,) = machine.set_rows(version, "9.2.0")
     assert (row.status, row.value) == ("ok", "vllm-ascend 0.30")
     monkeypatch.setattr(ascend, "version_of", look_up)
     ascend.warn_of_versions()

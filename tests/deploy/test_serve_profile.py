@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.deploy.diagnosis.doctor import checkpoint_rows
+from glm5_ascend.deploy.diagnosis.preflight import quick_check
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
-from glm5_ascend.deploy.server import checked_command, refuse_broken
+from glm5_ascend.deploy.server import checked_command
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve import cores
@@ -112,10 +113,10 @@ def test_a_rotation_in_a_shard_is_refused_for_sglang_alone(tiny_source: Path, tm
     """vLLM finds the tensor by the index."""
     checkpoint = check_directory(quantize_with_rot_in_shard(tiny_source, tmp_path / "old"))
     for profile in ("a3-single-w4a8", "cpu"):
-        refuse_broken(checkpoint, verify_name(load(profile).engine, load(profile).platform))
+        assert not quick_check(checkpoint.directory, verify_name(load(profile).engine, load(profile).platform))
         assert [row.status for row in checkpoint_rows(checkpoint, load(profile))] == ["ok"]
     with pytest.raises(CheckFailedError, match="broken checkpoint"):
-        refuse_broken(checkpoint, verify_name("sglang", "npu"))
+        checked_command(ServeOptions(checkpoint.directory, profile="a3-single-w4a8-sglang", dry_run=True))
     rows = checkpoint_rows(checkpoint, load("a3-single-w4a8-sglang"))
     assert "problem" in {row.status for row in rows} and "quantize again" in " ".join(row.value for row in rows)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, PLAN, SERVER, STEPS, Acceptance, StepResult
-from glm5_ascend.deploy.diagnosis.row import WARNING
+from glm5_ascend.deploy.diagnosis.machine import WARNING
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import CPU

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_ascend.deploy.diagnosis.doctor import doctor
-from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING
+from glm5_ascend.deploy.diagnosis.machine import PROBLEM, WARNING
 from glm5_ascend.deploy.options import AcceptOptions
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.profiles.load import Profile
@@ -53,12 +53,10 @@ class Acceptance:
 
     @property
     def directory(self) -> Path:
-        """The checkpoint."""
         return Path(self.options.directory)
 
     @property
     def folder(self) -> Path:
-        """The folder for reports and logs."""
         return Path(self.options.out or f"accept-{self.options.profile}")
 
     @property
@@ -133,7 +131,6 @@ def start_server(acceptance: Acceptance) -> StepResult:
 
 
 def run_smoke(acceptance: Acceptance) -> StepResult:
-    """`smoke URL`."""
     lines = smoke.run(acceptance.client)
     statuses = {line.status for line in lines}
     status = FAILED if not smoke.passes(lines) else WARNING if WARNING in statuses else OK

@@ -10,9 +10,9 @@ from typing import Any
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis import machine_rows
-from glm5_ascend.deploy.diagnosis.preflight import Preflight, other_weights, preflight
-from glm5_ascend.deploy.diagnosis.row import PROBLEM, WARNING, DoctorRow
+from glm5_ascend.deploy.diagnosis import machine
+from glm5_ascend.deploy.diagnosis.machine import PROBLEM, WARNING, DoctorRow
+from glm5_ascend.deploy.diagnosis.preflight import Preflight, other_weights, preflight, quick_check
 from glm5_ascend.deploy.options import DoctorOptions
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
@@ -29,7 +29,6 @@ class Diagnosis:
     rows: list[DoctorRow]
 
     def of(self, status: str) -> list[DoctorRow]:
-        """The rows with a status."""
         return [row for row in self.rows if row.status == status]
 
     @property
@@ -49,7 +48,6 @@ class Diagnosis:
         return f"{', '.join(counts)}: {'; '.join(dict.fromkeys(named))}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The data of `--json`."""
         rows = [asdict(row) for row in self.rows]
         return json_frame("doctor", self.exit_code) | {"verdict": self.verdict, "rows": rows}
 
@@ -66,7 +64,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     """
     if options.vllm_args and options.profile is None:
         raise ConfigError("flags of the engine, but no profile", "give --profile NAME before --")
-    rows = machine_rows.rows()
+    rows = machine.rows()
     checkpoint = None if options.directory is None else check_directory(Path(options.directory))
     profile = None if options.profile is None else load(options.profile)
     if checkpoint is not None:
@@ -81,15 +79,12 @@ def checkpoint_rows(checkpoint: CheckpointSummary, profile: Profile | None) -> l
     directory = checkpoint.directory
     if not (directory / DESCRIPTION_NAME).is_file():
         return [DoctorRow("checkpoint", f"{directory}: not quantized", "info", "config.json can be served")]
-    from glm5_ascend.verify import verify  # loads torch
-
-    engine = None if profile is None else verify_name(profile.engine, profile.platform)
-    report = verify(directory, engine=engine, deep=False)
-    if report.ok:
+    findings = quick_check(directory, None if profile is None else verify_name(profile.engine, profile.platform))
+    if not findings:
         note = "glm5-ascend verify reads the values"
         return [DoctorRow("checkpoint", f"{directory}: quick check passed", "ok", note)]
     fix = f"glm5-ascend verify {directory}"
-    return [DoctorRow("checkpoint", f"{directory}: {line}", "problem", fix) for line in report.lines(quiet=True)]
+    return [DoctorRow("checkpoint", f"{directory}: {line}", "problem", fix) for line in findings]
 
 
 def profile_rows(
@@ -106,8 +101,9 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
     name = profile.name if len(profile.roles) == 1 else f"{profile.name} {result.role}"
     if profile.platform != "npu":
         return [DoctorRow("profile", f"{name}: no rule applies to a CPU", "info", profile.status)]
+    status = {ERROR: PROBLEM, WARNING: WARNING}
     rows = [
-        DoctorRow(it.id, f"{name}: {it.message}", PROBLEM if it.level == ERROR else WARNING, it.fix, it.id, it.source)
+        DoctorRow(it.id, f"{name}: {it.message}", status[it.level], it.fix, it.id, it.known_from)
         for it in result.broken
     ]
     every, unchecked = len(rules()), len(result.unchecked)
@@ -115,9 +111,7 @@ def _role_rows(profile: Profile, result: Preflight) -> list[DoctorRow]:
     if result.assumed:
         note += f"; versions assumed as of {result.line.name}: this machine is not an Atlas"
     verdict = f"{name}: {every - unchecked} rules checked, {len(rows)} broken"
-    changed = [f"{key}={users} (the profile: {value})" for key, (users, value) in result.users_variables.items()]
     return [
         *rows,
-        *(DoctorRow("environment", f"{name}: kept from your environment: {line}", "info") for line in changed),
         DoctorRow("profile", verdict, "info" if rows else "ok", note if unchecked else profile.status),
     ]

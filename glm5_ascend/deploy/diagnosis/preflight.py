@@ -6,19 +6,20 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
+from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.profiles.command import open_command, user_flags
 from glm5_ascend.deploy.profiles.load import Profile, Role
-from glm5_ascend.deploy.rules import command_facts
 from glm5_ascend.deploy.rules import facts as rule_facts
-from glm5_ascend.deploy.rules.load import ERROR, BrokenRule, judge
+from glm5_ascend.deploy.rules.load import ERROR, Rule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.model.config import SPECS
@@ -35,17 +36,14 @@ FEW_EXPERTS = 32
 class Preflight:
     """Result of the rules for one role.
 
-    Attributes:
-        assumed: versions are those of `line`; its engine is not installed here.
-        users_variables: variables whose value is the user's, not the profile's -> (user's, profile's).
+    assumed: versions are those of `line`; its engine is not installed here.
     """
 
     role: str
-    broken: list[BrokenRule]
+    broken: list[Rule]
     unchecked: dict[str, list[str]]
     assumed: bool
     line: EngineLine
-    users_variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def facts_for(
@@ -65,7 +63,7 @@ def facts_for(
     config = checkpoint.config if checkpoint else {}
     environ = {**os.environ, **with_users_variables(role.env)[0]}
     facts = rule_facts.of_profile(profile, role)
-    facts |= command_facts.of_command(argv, environ, line, sizes_of(config)) | software
+    facts |= rule_facts.of_command(argv, environ, line, sizes_of(config)) | software
     if role.engine != SGLANG:
         facts["replaced_json"] = replaced_json(role, extra, installed_table(line))
     facts["our_plugin"] = plugin_is_active(environ)
@@ -81,16 +79,16 @@ def facts_for(
         facts |= here
     if role.engine == SGLANG:
         facts = {name: value for name, value in facts.items() if name in rule_facts.COMMON}
-        facts |= command_facts.of_sglang_command(argv, environ)
+        facts |= rule_facts.of_sglang_command(argv, environ)
     return facts, assumed
 
 
-def sizes_of(config: Mapping[str, Any]) -> command_facts.ModelSizes:
+def sizes_of(config: Mapping[str, Any]) -> rule_facts.ModelSizes:
     """Sizes of a checkpoint, and GLM-5's for what config.json does not have and for models with `FEW_EXPERTS`."""
     keys = ("n_routed_experts", "num_experts_per_tok", "hidden_size", "num_attention_heads")
-    usual, is_real = command_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
+    usual, is_real = rule_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
     stated = (config.get(key) or size for key, size in zip(keys, usual, strict=True))
-    return command_facts.ModelSizes(*stated) if is_real else usual
+    return rule_facts.ModelSizes(*stated) if is_real else usual
 
 
 def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
@@ -145,6 +143,16 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     return facts
 
 
+def quick_check(directory: Path, engine: str | None) -> list[str]:
+    """What `verify` finds in the headers of a quantized checkpoint for one of its engines, or all of them."""
+    if not (directory / DESCRIPTION_NAME).is_file():
+        return []
+    from glm5_ascend.verify import verify  # loads torch
+
+    report = verify(directory, engine=engine, deep=False)
+    return [] if report.ok else report.lines(quiet=True)
+
+
 def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigError | None:
     """Return the error of weights of other types than the profile is for; None for suitable ones."""
     for layers, has in (("experts", checkpoint.experts), ("attention", checkpoint.attention)):
@@ -157,10 +165,10 @@ def other_weights(profile: Profile, checkpoint: CheckpointSummary) -> ConfigErro
     return None
 
 
-def print_broken(broken: Collection[BrokenRule]) -> str:
+def print_broken(broken: Collection[Rule]) -> str:
     """Print broken rules to stderr; returns the ids of those that are errors."""
     for rule in broken:
-        print(f"{rule.level} {rule.id}: {rule.message} ({rule.source})\n  fix: {rule.fix}", file=sys.stderr)
+        print(f"{rule.level} {rule.id}: {rule.message} ({rule.known_from})\n  fix: {rule.fix}", file=sys.stderr)
     return ", ".join(rule.id for rule in broken if rule.level == ERROR)
 
 
@@ -177,7 +185,5 @@ def preflight(
     for judged in roles:
         facts, assumed = facts_for(profile, judged, checkpoint, extra)
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
-        _, users = with_users_variables(judged.env)
-        changed = {name: (value, judged.env[name]) for name, value in users.items() if "{" not in judged.env[name]}
-        results.append(Preflight(judged.name, broken, unchecked, assumed, line, changed))
+        results.append(Preflight(judged.name, broken, unchecked, assumed, line))
     return results

@@ -151,7 +151,6 @@ def _transfer(model: PlannedModel, layout: Layout, name: str) -> dict[str, Any]:
 
 
 def argv(role: Role) -> list[str]:
-    """The command with shell variables."""
     port = f"$(({role.port}+LOCAL))" if role.per_rank else str(role.port)
     return [arg.replace("{port}", port) for arg in open_command(role, "DIR", []).argv]
 

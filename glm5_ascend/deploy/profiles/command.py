@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from packaging.version import Version
@@ -19,39 +18,23 @@ from glm5_ascend.errors import ConfigError, shell_word, shown
 from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flag_table import flag_table, installed_table
 from glm5_ascend.serve.flags import KEY_VARIABLE, MASK, SPECULATIVE, ServerCommand, given_flags, normal_form, without
+from glm5_ascend.serve.options import ServeOptions
 
-#: Words in braces that a profile may use -> option of `serve` that gives the value.
-WORDS = {
-    "head": "--head", "ip": "--ip", "nic": "--nic", "node": "--node", "start_rank": "--node",
-    "rank": "--node and --rank", "devices": "--rank", "port": "--rank", "store": "--head",
-}  # fmt: skip
+#: Words in braces that only the user knows -> option of `serve` that gives the value, and its meaning.
+ASKED = {
+    "head": ("--head", "address of this role's node 0"),
+    "store": ("--head", "address of the machine with the memory store: the first of prefill"),
+    "ip": ("--ip", "this machine's address"),
+    "nic": ("--nic", "network interface that has the address"),
+}
+#: All words in braces that a profile may use.
+WORDS = (*ASKED, "node", "start_rank", "rank", "devices", "port")
 #: The API key in a line for a shell, which ends if there is none.
 _KEY = f'"${{{KEY_VARIABLE}:?set it, or anyone may use the server}}"'
 #: Words before the model; after it come only flags.
 _HEADS = {VLLM: ("vllm", "serve"), SGLANG: ("python", "-m", "sglang.launch_server", "--model-path")}
 _HOST = re.compile(r"[A-Za-z0-9._:@-]{0,253}")
 _WORD = re.compile(r"\{(" + "|".join(WORDS) + r")\}")
-
-
-@dataclass(frozen=True)
-class ServerPlace:
-    """Machine, rank and address of one server.
-
-    Attributes:
-        node: number of the machine in its role, from 0.
-        rank: number of the server on the machine, from 0, for roles with a server per DP rank.
-        head: address of node 0 of the role, or of the machine with SGLang's memory store.
-        ip, nic: this machine's own address and network interface.
-        host, port: address to listen on; None: the profile's. With several ranks `port` is that of the first.
-    """
-
-    node: int = 0
-    rank: int = 0
-    head: str = ""
-    ip: str = ""
-    nic: str = ""
-    host: str | None = None
-    port: int | None = None
 
 
 def verify_name(engine: str, platform: str) -> str:
@@ -107,28 +90,28 @@ def open_command(role: Role, model: str, extra: list[str], host: str | None = No
     return ServerCommand(dict(role.env), argv + extra)
 
 
-def command(profile: Profile, role: Role, server: ServerPlace, model: str, extra: list[str]) -> ServerCommand:
-    """The command of one server, with all words filled in.
+def command(profile: Profile, role: Role, place: ServeOptions, model: str, extra: list[str]) -> ServerCommand:
+    """The command of one server, with all words filled in. place: of its machine, rank and address.
 
     Raises:
-        ConfigError: the profile has no such server, or the command needs a word that `server` does not give.
+        ConfigError: the profile has no such server, or the command needs a word that `place` does not give.
     """
-    check_place(profile, role, server)
-    first = role.port if server.port is None else server.port
+    check_place(profile, role, place)
+    first = role.port if place.port is None else place.port
     words = {
-        "head": server.head,
-        "ip": server.ip,
-        "nic": server.nic,
-        "node": str(server.node),
-        "store": server.head,
-        "start_rank": str(server.node * role.local_ranks),
-        "rank": str(server.node * role.local_ranks + server.rank),
-        "devices": ",".join(str(server.rank * role.rank_dies + i) for i in range(role.rank_dies)),
-        "port": str(first + server.rank),
+        "head": place.head,
+        "ip": place.ip,
+        "nic": place.nic,
+        "node": str(place.node),
+        "store": place.head,
+        "start_rank": str(place.node * role.local_ranks),
+        "rank": str(place.node * role.local_ranks + place.rank),
+        "devices": ",".join(str(place.rank * role.rank_dies + i) for i in range(role.rank_dies)),
+        "port": str(first + place.rank),
     }
-    unfilled = open_command(role, model, extra, server.host)
+    unfilled = open_command(role, model, extra, place.host)
     env = {name: fill(value, words, profile) for name, value in unfilled.env.items()}
-    return ServerCommand(env, [*headless(role, server.node, [fill(arg, words, profile) for arg in unfilled.argv])])
+    return ServerCommand(env, headless(role, place.node, [fill(arg, words, profile) for arg in unfilled.argv]))
 
 
 def headless(role: Role, node: int, argv: list[str]) -> list[str]:
@@ -144,46 +127,34 @@ def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
     def filled(match: re.Match[str]) -> str:
         value = words[match[1]]
         if not value:
+            option, meaning = ASKED[match[1]]
             raise ConfigError(
-                f"profile {profile.name} needs to know {match[1]!r} ({MEANING[match[1]]})",
-                f"give it with {WORDS[match[1]]}",
+                f"profile {profile.name} needs to know {match[1]!r} ({meaning})", f"give it with {option}"
             )
         return value
 
     return _WORD.sub(filled, text)
 
 
-MEANING = {
-    "head": "address of this role's node 0",
-    "store": "address of the machine with the memory store: the first of prefill",
-    "ip": "this machine's address",
-    "nic": "network interface that has the address",
-}
-
-
-def check_place(profile: Profile, role: Role, server: ServerPlace) -> None:
+def check_place(profile: Profile, role: Role, place: ServeOptions) -> None:
     """Raises `ConfigError` if the role has no such node or rank, or for an address or interface that is none."""
-    for option, value in (("--head", server.head), ("--host", server.host or ""), ("--nic", server.nic)):
+    for option, value in (("--head", place.head), ("--host", place.host or ""), ("--nic", place.nic)):
         if not _HOST.fullmatch(value):
             raise ConfigError(f"{option} {shown(value)}: not a name or address", "letters, digits and . : _ - @ only")
-    if server.ip:
+    if place.ip:
         try:
-            ipaddress.ip_address(server.ip)
+            ipaddress.ip_address(place.ip)
         except ValueError:
-            raise ConfigError(f"--ip {shown(server.ip)}: not an IP address", "such as 10.0.0.2") from None
-    if server.node >= role.nodes:
+            raise ConfigError(f"--ip {shown(place.ip)}: not an IP address", "such as 10.0.0.2") from None
+    if place.node >= role.nodes:
         raise ConfigError(
-            f"--node {server.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
-            _choices("--node", role.nodes),
+            f"--node {place.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
+            "give one of them",
         )
     ranks = role.local_ranks if role.per_rank else 1
-    if server.rank >= ranks:
+    if place.rank >= ranks:
         hint = f"has servers 0 to {ranks - 1} on each node" if role.per_rank else "has one server per node"
-        raise ConfigError(f"--rank {server.rank}: role {role.name} of {profile.name} {hint}", _choices("--rank", ranks))
-
-
-def _choices(option: str, count: int) -> str:
-    return f"{option} {' or '.join(map(str, range(count)))}"
+        raise ConfigError(f"--rank {place.rank}: role {role.name} of {profile.name} {hint}", "give one of them")
 
 
 def heading(profile: Profile) -> list[str]:

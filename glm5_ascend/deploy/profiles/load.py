@@ -14,13 +14,6 @@ from glm5_ascend.files.resources import data_dir, near
 from glm5_ascend.files.yaml_file import read_yaml
 from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
 
-PER_RANK = "per_rank"
-#: Keys that a profile or one of the files that it extends must have.
-REQUIRED = (
-    "name", "title", "line", "status", "source", "models", "hardware", "weights", "roles", "scheduling",
-    "on_next", "base", "multi_node",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Role:
@@ -92,12 +85,10 @@ class Profile:
 
     @property
     def platform(self) -> str:
-        """`npu` or `cpu`."""
         return self.line.platform
 
     @property
     def engine(self) -> str:
-        """`vllm` or `sglang`."""
         return self.line.engine
 
     def role(self, name: str | None) -> Role:
@@ -128,11 +119,17 @@ def load(name: str) -> Profile:
 
 
 def merge(below: Any, above: Any) -> Any:
-    """Merge `above` into `below`: maps by key; None removes a key; every other value replaces."""
+    """Merge `above` into `below`: maps by key; every other value, also None, replaces."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    merged = {key: merge(below.get(key), value) for key, value in above.items() if value is not None}
-    return {key: merged.get(key, value) for key, value in {**below, **merged}.items() if above.get(key, 0) is not None}
+    return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+
+
+def without_nulls(value: Any) -> Any:
+    """A null removes a key of a file below; it must stay until all layers are merged."""
+    if not isinstance(value, dict):
+        return value
+    return {key: without_nulls(item) for key, item in value.items() if item is not None}
 
 
 @cache
@@ -142,54 +139,36 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _inherited(name: str) -> dict[str, Any]:
-    keys = {key: value for key, value in _read(name).items() if key != "extends"}
+    keys = {key: value for key, value in _read(name).items() if key not in ("extends", "abstract")}
     below = _read(name).get("extends")
-    if below is None:
-        return keys
-    inherited = {key: value for key, value in _inherited(below).items() if key != "abstract"}
-    merged: dict[str, Any] = merge(inherited, keys)
-    # A null removes what `base` gives the role, so it must stay until `base` is merged.
-    merged["roles"] = _keep_nulls(inherited.get("roles", {}), keys.get("roles", {}))
+    merged: dict[str, Any] = keys if below is None else merge(_inherited(below), keys)
     return merged
 
 
-def _keep_nulls(below: Any, above: Any) -> Any:
-    if not (isinstance(below, dict) and isinstance(above, dict)):
-        return above
-    return {**below, **{key: _keep_nulls(below.get(key), value) for key, value in above.items()}}
+def _profile(name: str, keys: dict[str, Any]) -> Profile:
+    data = without_nulls(keys)
+    try:
+        line = LINES[data["line"]]
+        return Profile(
+            name=data["name"], title=data["title"], line=line, status=data["status"], source=data["source"],
+            models=tuple(data["models"]), hardware=data["hardware"], weights=data["weights"],
+            memory=data.get("memory", {}), proxy=data.get("proxy", {}), on_next=tuple(data["on_next"]),
+            roles={role: _role(role, keys, line) for role in data["roles"]},
+            scheduling={switch: SwitchKeys(**values) for switch, values in data["scheduling"].items()},
+        )  # fmt: skip
+    except KeyError as missing:
+        problem = f"{directory() / name}.yaml: {missing}: key is missing, or no line of engine_lines.py"
+        raise ConfigError(problem, "see deploy/README.md") from None
 
 
-def _profile(name: str, data: dict[str, Any]) -> Profile:
-    missing = [key for key in REQUIRED if data.get(key) is None]
-    if missing:
-        raise ConfigError(f"{directory() / name}.yaml: {', '.join(missing)}: key is missing", "see deploy/README.md")
-    roles = {role: _role(role, data, keys) for role, keys in data["roles"].items()}
-    return Profile(
-        name=data["name"], title=data["title"], line=_line(name, data), status=data["status"], source=data["source"],
-        models=tuple(data["models"]), hardware=data["hardware"], weights=data["weights"], memory=data.get("memory", {}),
-        roles=roles, proxy=data.get("proxy", {}),
-        scheduling={key: SwitchKeys(**keys) for key, keys in data["scheduling"].items()},
-        on_next=tuple(data["on_next"]),
-    )  # fmt: skip
-
-
-def _line(name: str, data: dict[str, Any]) -> EngineLine:
-    if data["line"] not in LINES:
-        raise ConfigError(f"{directory() / name}.yaml: line: no {data['line']!r}", near(data["line"], LINES, "lines"))
-    return LINES[data["line"]]
-
-
-def _role(name: str, data: dict[str, Any], keys: dict[str, Any]) -> Role:
-    layers = [data["base"]]
+def _role(name: str, data: dict[str, Any], line: EngineLine) -> Role:
+    keys, merged = data["roles"][name], data["base"]
     if keys.get("nodes", 1) > 1:
-        layers.append(data["multi_node"])
+        merged = merge(merged, data["multi_node"])
     if "uses" in keys:
-        layers.append(data["shared"][keys["uses"]])
-    merged: dict[str, Any] = {}
-    for layer in (*layers, keys):
-        merged = merge(merged, layer)
+        merged = merge(merged, data["shared"][keys["uses"]])
+    merged = without_nulls(merge(merged, keys))
     return Role(
-        name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == PER_RANK, port=merged["port"],
-        env={key: str(value) for key, value in merged.get("env", {}).items()}, args=merged["args"],
-        engine=_line(name, data).engine,
+        name=name, nodes=merged["nodes"], per_rank=merged.get("launch") == "per_rank", port=merged["port"],
+        env={key: str(value) for key, value in merged.get("env", {}).items()}, args=merged["args"], engine=line.engine,
     )  # fmt: skip

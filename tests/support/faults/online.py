@@ -190,15 +190,15 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "deploy",
         "ranks of the second node start at its number",
-        '"start_rank": str(server.node * role.local_ranks),',
-        '"start_rank": str(server.node),',
+        '"start_rank": str(place.node * role.local_ranks),',
+        '"start_rank": str(place.node),',
         "test_a_second_node_has_no_api_server",
     ),
     fault(
         "deploy",
         "`or` of a rule is settled by a false part",
-        "    if is_or in operands:\n        return is_or\n",
-        "    if is_or not in operands:\n        return is_or\n",
+        "return decides if decides in answers else not decides",
+        "return decides if decides not in answers else not decides",
         "test_logic_with_unknown_facts",
     ),
     fault(
@@ -211,7 +211,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "deploy",
         "a known bad combination is printed and served",
-        (("    if errors and not options.skip_verify:\n", "    if errors and options.skip_verify:\n"),),
+        (
+            (
+                "print_broken(result.broken)) and not options.skip_verify",
+                "print_broken(result.broken)) and options.skip_verify",
+            ),
+        ),
         ("test_what_cannot_be_is_refused",),
     ),
 )
