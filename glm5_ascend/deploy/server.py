@@ -39,11 +39,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @with_options(ServeOptions)
 def serve(options: ServeOptions) -> ServerCommand:
-    """Replace this process by an OpenAI-compatible server. For a dry run return the command.
-
-    Raises:
-        Glm5Error: see `checked_command`.
-    """
+    """Replace this process by an OpenAI-compatible server. For a dry run return the command. Raises Glm5Error."""
     built = checked_command(options)
     if not options.dry_run:
         print(built.shown, flush=True)

@@ -47,11 +47,7 @@ def layout(role: Role, extra: Sequence[str], line: EngineLine = STABLE) -> RankL
 
 
 def select_ranks(text: str, sizes: RankLayout) -> list[int]:
-    """Ranks from `all`, `ends` (the first, the first of the last pipeline stage, the last), or numbers with commas.
-
-    Raises:
-        ConfigError: no such rank.
-    """
+    """Ranks from `all`, `ends` (first, first of the last pipeline stage, last) or numbers; ConfigError: no such one."""
     if text == "all":
         return list(range(sizes.world))
     if text == "ends":

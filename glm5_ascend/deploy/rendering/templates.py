@@ -41,11 +41,7 @@ _Dumper.add_representer(str, _represent)
 
 
 def rendered(template: str, **values: Any) -> str:
-    """The text of a template.
-
-    Raises:
-        jinja2.UndefinedError: the template has a name that no value has.
-    """
+    """The text of a template; raises jinja2.UndefinedError for a name that no value has."""
     return _environment(".yaml." in template).get_template(template).render(values)
 
 
