@@ -57,7 +57,7 @@ class Stream:
 
     def _encoded(self, values: torch.Tensor) -> NDArray[Any]:
         if self.dtype is FIXED_POINT:
-            return (values.cpu().double() * _UNIT).round_().to(torch.int64).numpy()
+            return values.cpu().double().mul_(_UNIT).round_().to(torch.int64).numpy()
         return values.cpu().numpy()
 
     def _decoded(self, copied: NDArray[Any]) -> torch.Tensor:

@@ -51,9 +51,10 @@ class GPTQState:
     def from_inputs(cls, rows: torch.Tensor, steps: int = 0) -> GPTQState | None:
         """State for inputs fp32 [n, K]; None if all of them are zero."""
         rows = rows.cpu()  # an NPU has neither float64 nor these factorizations
-        rows = rows[torch.linalg.vector_norm(rows, dim=1) > 0]
-        if not len(rows):
+        used = torch.linalg.vector_norm(rows, dim=1) > 0
+        if not used.any():
             return None
+        rows = rows if used.all() else rows[used]
         columns = rows.shape[1]
         gram = _gram(rows)
         damping = shrinkage(rows, gram) * float(torch.linalg.vector_norm(rows).square()) / columns

@@ -106,4 +106,6 @@ def levelled(rows: torch.Tensor) -> torch.Tensor:
     """
     energy = rows.square().sum(1, keepdim=True)
     limit = LOUDEST * energy.median()
-    return torch.where(energy > limit, rows * (limit / energy.clamp_min(1e-30)).sqrt(), rows) if limit > 0 else rows
+    if limit == 0 or not (energy > limit).any():
+        return rows
+    return torch.where(energy > limit, rows * (limit / energy.clamp_min(1e-30)).sqrt(), rows)
