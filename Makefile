@@ -12,9 +12,9 @@ EMULATED ?= work/aarch64
 # Three on two cores: a server that starts waits more than it computes.
 TEST_PROCESSES ?= 3
 NEWEST ?= work/newest
-# --cov=glm5_ascend --cov=glm5_kernels prints it; what that costs in CI is not measured yet
+# `make test COVERAGE="--cov=glm5_ascend --cov=glm5_kernels"` prints it, as CI does
 COVERAGE ?=
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20 $(COVERAGE)
 
 .PHONY: help kernels install-cpu install-dev constraints demo test test-all test-asan test-tsan test-contract test-aarch64 test-newest lint style bench build wheels clean
 
@@ -62,7 +62,7 @@ test: kernels lint
 	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 test-all: kernels $(VENV)/.dev
-	$(PYTEST) -n 2 --dist loadfile -m "long and not contract" $(COVERAGE) $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile -m "long and not contract" $(PYTEST_ARGS)
 
 test-contract: $(VENV)/.dev
 	$(PYTEST) -m contract $(PYTEST_ARGS)
