@@ -34,7 +34,8 @@ def check_output(source: Path, out: Path, overwrite: bool) -> None:
     """Refuse an output directory that overlaps the source, or contains files that this tool did not write.
 
     Args:
-        overwrite: a checkpoint of this tool may be there, with the files of its record.
+        overwrite: a checkpoint of this tool may be there: names and sizes are those of its record, and the hashes of
+            all files but the shards, which nobody edits by hand.
     Raises:
         OutputError: what is wrong and what to do; nothing was changed.
     """
@@ -61,10 +62,10 @@ def check_output(source: Path, out: Path, overwrite: bool) -> None:
 
 
 def _check_ours(out: Path) -> None:
-    """Compare all files with the provenance of the run that wrote them: names and sizes."""
+    """Compare all files with the provenance of the run that wrote them."""
     try:
         outputs = read_json_object(out / PROVENANCE_NAME).get("outputs", {})
-        sizes = {str(name): facts["bytes"] for name, facts in outputs.items()}
+        recorded = {str(name): (facts["bytes"], facts.get("sha256")) for name, facts in outputs.items()}
     except (CheckpointError, KeyError, TypeError, AttributeError):
         raise OutputError(
             f"{out}: not empty and not written by this tool (no readable {PROVENANCE_NAME})", "choose another directory"
@@ -73,7 +74,9 @@ def _check_ours(out: Path) -> None:
         facts, name = path.lstat(), path.relative_to(out).as_posix()
         if stat.S_ISDIR(facts.st_mode) or (name == PROVENANCE_NAME and stat.S_ISREG(facts.st_mode)):
             continue
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != sizes.get(name):
+        size, digest = recorded.get(name, (None, None))
+        edited = not stat.S_ISREG(facts.st_mode) or facts.st_size != size
+        if edited or (path.suffix != ".safetensors" and sha256(path) != digest):
             raise OutputError(
                 f"{out / name}: not as this tool wrote it, --overwrite would delete it", "move it away first"
             )

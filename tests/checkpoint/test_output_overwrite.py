@@ -65,7 +65,7 @@ def recorded(out: Path, **changes: object) -> None:
 
 
 def test_only_recorded_files_are_replaced(tmp_path: Path, tiny_source: Path) -> None:
-    """A file of another size, a link to the same bytes, and one that is not in the record are refused."""
+    """A file of another size or content, a link to the same bytes, and one that is not in the record are refused."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "config.json").write_text("ours")
@@ -76,6 +76,8 @@ def test_only_recorded_files_are_replaced(tmp_path: Path, tiny_source: Path) -> 
         with pytest.raises(OutputError, match=r"config\.json: not as this tool wrote it"):
             check_output(tiny_source, out, overwrite=True)
 
+    (out / "config.json").write_text("mine")
+    refused()
     (out / "config.json").write_text("years of work")
     refused()
     (out / "config.json").unlink()
