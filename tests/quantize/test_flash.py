@@ -205,7 +205,7 @@ BAD = {
     "a shared indexer": (text_key("indexer_types", ["full", "shared", "full", "full"]), "every sparse layer"),
     "RoPE": (text_key("qk_rope_head_dim", 64), "qk_rope_head_dim is 64, GLM-5.3-Flash has 0"),
     "hc_mult 2": (text_key("hc_mult", 2), "hc_attn_fn has shape [24, 256], config.json says [8, 128]"),
-    "swiglu_limit": (text_key("swiglu_limit", "ten"), "swiglu_limit is 'ten', expected a number"),
+    "swiglu_limit": (text_key("swiglu_limit", "ten"), "swiglu_limit is 'ten': Input should be a valid number"),
     "the shard cut off": (cut_off, "truncated"),
     "a tower tensor too small": (smaller_tower_tensor, "blocks.1.attn.qkv.weight has shape [92, 32]"),
     "a flat config.json": (flat_config, "text_config is None, expected an object"),
