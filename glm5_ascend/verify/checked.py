@@ -28,7 +28,6 @@ class Checked:
             checkpoint has no valid one.
         seed_error: largest difference of an element of the stored Q from that which the recorded seed gives.
         provenance: the record of the quantizer; empty if there is none.
-        sample: modules whose values are read; None: all.
     """
 
     checkpoint: LoadedCheckpoint
@@ -38,11 +37,6 @@ class Checked:
     global_rotation: torch.Tensor | None = None
     seed_error: float = math.inf
     provenance: dict[str, Any] = field(default_factory=dict)
-    sample: frozenset[str] | None = None
-
-    def reads(self, module: str) -> bool:
-        """Return True if the values of this module's tensors are read."""
-        return self.sample is None or module in self.sample
 
     @cached_property
     def rotations(self) -> Rotations | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -14,9 +15,10 @@ from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckpointError
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import flat_keys, served_config
 from glm5_ascend.model.rotation import Rotations
-from glm5_ascend.model.spec import Linear, Parameter, Weight
+from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Weight
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import read_linear
 from glm5_ascend.verify.expected_weight import (
@@ -27,11 +29,12 @@ from glm5_ascend.verify.expected_weight import (
     moved_scale,
     silent_scale,
 )
-from glm5_ascend.verify.sample import Unit, units
 from glm5_ascend.verify.tolerances import LIMITS, WeightComparison
 
 #: Keys that libraries rewrite when they save a config.
 _FREE_KEYS = {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "quantization_config"}
+#: Prefix of the names, weights, and pairs between which a scale may have moved.
+_Unit = tuple[str, tuple[Weight, ...], tuple[Subgraph, ...]]
 
 
 def compare_source(checked: Checked, source: Source, report: Report) -> None:
@@ -50,15 +53,16 @@ def compare_source(checked: Checked, source: Source, report: Report) -> None:
         return
     expected = ExpectedWeights(source, checked.checkpoint, basis)
 
-    def compare(unit: Unit) -> _UnitComparison:
-        comparison = _UnitComparison(checked, expected, unit, report)
-        for weight in unit.weights:
+    def compare(unit: _Unit) -> _UnitComparison:
+        prefix, weights, subgraphs = unit
+        comparison = _UnitComparison(checked, expected, prefix, subgraphs, report)
+        for weight in weights:
             comparison.compare(weight)
         return comparison
 
     skipped: list[str] = []
     with Workers(cores()) as workers:
-        for comparison in workers.map(compare, units(source.config)):
+        for comparison in workers.map(compare, _units(source.config)):
             report.findings += comparison.report.findings
             report.errors_by_tensor += comparison.errors
             skipped += comparison.skipped
@@ -72,6 +76,16 @@ def compare_source(checked: Checked, source: Source, report: Report) -> None:
         )
     if checked.global_rotation is not None and basis is not NO_ROTATION and ROT_NAME in checked.checkpoint.entries:
         _check_rot(checked, source, basis, report)
+
+
+def _units(config: ModelConfig) -> Iterator[_Unit]:
+    """Weights that no scale leaves: what is in no layer, a layer without its routed experts, or one of these."""
+    yield "", config.global_weights, ()
+    for layer in range(config.num_layers_with_mtp):
+        prefix = config.spec.layer_prefix(layer)
+        yield prefix, config.backbone(layer), config.subgraphs(layer)
+        for expert in range(config.n_routed_experts if config.is_moe(layer) else 0):
+            yield prefix, config.spec.expert_linears(expert), config.spec.expert_subgraphs(expert)
 
 
 def _check_config(checkpoint: LoadedCheckpoint, source: Source, report: Report) -> bool:
@@ -111,14 +125,21 @@ def _check_rot(checked: Checked, source: Source, basis: Basis, report: Report) -
 class _UnitComparison:
     """Walks the weights of a unit in order: a moved scale is measured at its source linear and used at its targets."""
 
-    def __init__(self, checked: Checked, expected: ExpectedWeights, unit: Unit, report: Report) -> None:
+    def __init__(
+        self,
+        checked: Checked,
+        expected: ExpectedWeights,
+        prefix: str,
+        subgraphs: tuple[Subgraph, ...],
+        report: Report,
+    ) -> None:
         self.checked, self.checkpoint, self.expected = checked, checked.checkpoint, expected
         self.report = Report(report.directory, report.against, file_of=report.file_of)
         self.errors: list[WeightError] = []
         self.skipped: list[str] = []
-        self.prefix = unit.prefix
+        self.prefix = prefix
         # The scale of norm-linear is in the stored norm.
-        moved = [subgraph for subgraph in unit.subgraphs if subgraph.kind != "norm-linear"]
+        moved = [subgraph for subgraph in subgraphs if subgraph.kind != "norm-linear"]
         self._pairs = {self.prefix + subgraph.source: subgraph for subgraph in moved}
         #: By target module; None: its source could not be compared.
         self._scales: dict[str, torch.Tensor | None] = {
@@ -129,8 +150,6 @@ class _UnitComparison:
     def compare(self, weight: Weight) -> None:
         """Compare one weight; an unreadable one is a finding."""
         module, name = self.prefix + weight.name, self.prefix + weight.tensor_name
-        if not self.checked.reads(name.rpartition(".")[0]):
-            return
         try:
             if isinstance(weight, Linear):
                 self._linear(weight, module)

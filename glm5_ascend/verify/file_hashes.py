@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,12 @@ def check_hashes(
     checkpoint: LoadedCheckpoint,
     recorded: dict[str, dict[str, Any]],
     hashes: Mapping[str, str],
-    without: Collection[str],
     report: Report,
 ) -> None:
     """Check that every recorded file has the recorded bytes.
 
     Args:
         hashes: file -> sha256, of those that were read already.
-        without: files of which the size is enough.
     """
     changed: dict[str, str] = {}
     same_size = []
@@ -65,11 +63,11 @@ def check_hashes(
         else:
             changed[name] = f"{written} bytes, {facts.get('bytes')} were written"
     try:
-        unread = [name for name in same_size if name not in {*hashes, *without}]
+        unread = [name for name in same_size if name not in hashes]
         facts_read = file_facts(checkpoint.directory, unread)
         sha256 = {name: facts_read[name]["sha256"] for name in unread} | dict(hashes)
         for name in same_size:
-            if name in sha256 and sha256[name] != recorded[name].get("sha256"):
+            if sha256[name] != recorded[name].get("sha256"):
                 changed[name] = f"not the bytes that were written: sha256 is {sha256[name][:16]}..."
     except OSError as error:  # of a failing disk; it does not always say which file
         where = Path(error.filename).name if error.filename else "a recorded file"

@@ -14,7 +14,6 @@ class VerifyOptions:
     """Options of `verify`.
 
     Attributes:
-        sample: share of the weights whose values are read, such as "2%" or "2%,seed=7"; None: all.
         deep: read and check the values too, not only names, dtypes and shapes; always done with `against`.
     """
 
@@ -26,10 +25,6 @@ class VerifyOptions:
             "Source checkpoint: dequantize and compare every tensor.",
             "SRC",
         ),
-    ] = None
-    sample: Annotated[
-        str | None,
-        Option("Read the values of a share of the weights only, of every kind some: 2% or 2%,seed=7.", "SHARE"),
     ] = None
     engine: Annotated[ServingEngine | str | None, Option("Also report how ENGINE would load it.", "ENGINE")] = None
     deep: bool = True

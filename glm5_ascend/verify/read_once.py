@@ -110,8 +110,6 @@ class _Reader:
     def _values(self, entry: TensorEntry) -> FloatSums | IntegerRows | None:
         """Return what collects the values of a tensor; None if they are not looked at here."""
         module, _, suffix = entry.name.rpartition(".")
-        if not self.checked.reads(module):
-            return None
         if entry.dtype in FLOATS:
             return FloatSums(entry)
         scheme = self.checked.schemes.get(module, FLOAT)

@@ -22,7 +22,6 @@ from glm5_ascend.verify.open_checkpoint import open_directory
 from glm5_ascend.verify.options import VerifyOptions
 from glm5_ascend.verify.plausible import Doubts, add_doubts
 from glm5_ascend.verify.read_once import read_once
-from glm5_ascend.verify.sample import Share, not_read
 from glm5_ascend.verify.tensors import check_tensors
 
 
@@ -34,7 +33,6 @@ def verify(options: VerifyOptions) -> Report:
     Returns:
         The findings; `report.ok` is the verdict, `report.to_dict()` the data of `glm5-ascend verify --json`.
     Raises:
-        Glm5Error: `sample` is not a share.
         ConfigError, CheckpointError: `directory` or `against` is not a GLM-5 checkpoint. Defects inside a quantized
             checkpoint are findings.
     """
@@ -44,7 +42,6 @@ def verify(options: VerifyOptions) -> Report:
     report = Report(directory, other)
     checkpoint = open_directory(directory, report)
     check_text_files(checkpoint, report)
-    share = None if options.sample is None else Share.parse(options.sample)
     # A wrong `against` is reported before the long read.
     source = None if other is None else open_source(other)
     if checkpoint.description is None:
@@ -58,8 +55,6 @@ def verify(options: VerifyOptions) -> Report:
         report.unchecked.append("values and hashes: the quick check reads names, dtypes and shapes")
         _report_engine(engine, checked, report)
         return report
-    if share is not None:
-        checked.sample = share.of(checkpoint.config, schemes)
     _check_values(checked, report, doubts)
     if source is not None:
         compare_text_files(checkpoint, source.directory, report)
@@ -76,11 +71,10 @@ def _report_engine(engine: str | None, checked: Checked, report: Report) -> None
 
 
 def _unchecked(checked: Checked, compared: bool) -> list[str]:
-    """Return what no check of a sample, without a source, or without recorded hashes, can decide."""
-    out = [] if checked.sample is None else [not_read(checked.checkpoint, checked.sample)]
+    """Return what no check without a source, or without recorded hashes, can decide."""
     if compared:
-        return out
-    out += ["whether weights are the source's: give it as --against"]
+        return []
+    out = ["whether weights are the source's: give it as --against"]
     if not isinstance(checked.provenance.get("outputs"), dict):
         out.append(
             "whether the tokenizer (the order of its tokens, merges that are left out), the chat template, "
@@ -94,11 +88,10 @@ def _check_values(checked: Checked, report: Report, doubts: Doubts) -> None:
     checkpoint = checked.checkpoint
     checked.provenance = read_record(checkpoint, report)
     recorded = recorded_files(checkpoint, checked.provenance)
-    shards = recorded.keys() & checkpoint.shards.keys()
-    reading = read_once(checked, shards if checked.sample is None else (), report, doubts)
+    reading = read_once(checked, recorded.keys() & checkpoint.shards.keys(), report, doubts)
     checked.global_rotation = check_mtp(checked, True, report)
     report.findings += reading.linears
     check_shared_input(checked, report)
     check_vectors_and_floats(checked, doubts)
     doubts.finish()
-    check_hashes(checkpoint, recorded, reading.hashes, () if checked.sample is None else shards, report)
+    check_hashes(checkpoint, recorded, reading.hashes, report)
