@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from glm5_ascend.fidelity.analysis import run
 from glm5_ascend.fidelity.analysis.budget import propose
 from glm5_ascend.fidelity.analysis.report import AnalysisReport
 from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.generation import generate, generation_metrics, metrics_by_task, read_prompts
 from glm5_ascend.fidelity.evaluation.html import document, header_of
-from glm5_ascend.fidelity.evaluation.long_context import compare_long_contexts, retrieval_prompts
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.report import EvaluationReport
 from glm5_ascend.fidelity.evaluation.served import compare_served
@@ -33,7 +30,7 @@ ANSWER_TIMEOUT_S = 600.0
 
 @with_options(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> EvaluationReport:
-    """KL, top-1, flips, NLL, routing and answers of a quantized checkpoint or server against its source.
+    """KL, top-1, flips, NLL and routing of a quantized checkpoint or server against its source.
 
     Raises:
         EvaluationError: arguments or models that cannot be compared. CheckFailedError: NaN or infinity.
@@ -43,73 +40,37 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport:
 
 
 def run_evaluation(options: EvaluateOptions, progress: Progress = silent, key: str = "") -> EvaluationReport:
-    """`evaluate` for a caller that shows the progress; `key`: API key of the servers."""
+    """`evaluate` for a caller that shows the progress; `key`: API key of the server."""
     _check_eval_options(options)
-    prompts = read_prompts(Path(options.prompts)) if options.prompts is not None else []
-    addresses = [address for address in (options.url, options.against_url) if address is not None]
-    servers = [_client(address, key) for address in addresses]
-    report = EvaluationReport(options.url or str(options.directory), str(options.against or options.against_url))
-    if options.against is not None:
-        _evaluate_text(report, options, Path(options.against), servers, progress)
-    if prompts:
-        quantized, reference = (generate(server, prompts, options.max_tokens) for server in servers)
-        report.prompts, report.generated = len(prompts), generation_metrics(prompts, reference, quantized)
-        for task, rows in metrics_by_task(prompts, reference, quantized).items():
-            report.tasks[task] = [*report.tasks.get(task, []), *rows]
-    if options.card:
-        add_accuracy(Path(str(options.directory)), *report.card_figures(_path(options.text)))
-    if options.html is not None:
-        teacher_forced = options.against is not None
-        header = header_of(_path(options.directory), _path(options.text), teacher_forced)
-        page.write(Path(options.html), document(report, header))
-    return report
-
-
-def _evaluate_text(
-    report: EvaluationReport, options: EvaluateOptions, source: Path, servers: list[Client], progress: Progress
-) -> None:
-    text, directory = _path(options.text), _path(options.directory)
+    directory, source, text = _path(options.directory), Path(options.against), _path(options.text)
+    server = None if options.url is None else _client(options.url, key)
     tokens = read_tasks(text, source, options.window, options.windows)
-    prompts = retrieval_prompts(source, text, _parse_lengths(options.lengths))
     if directory is not None:
         comparison = compare(directory, source, tokens.windows, progress, drafts=True)
     else:
-        comparison = compare_served(servers[0], source, tokens.windows, progress)
-    report.rows, report.kl_is_bound = metrics(comparison), comparison.kl_is_bound
-    report.window, report.windows = options.window, len(tokens.windows)
-    report.window_kl, report.layers = comparison.kl.mean(1), comparison.layers
-    for task, windows in tokens.by_task().items():
-        report.tasks[task] = metrics(comparison.select(windows))
-    if directory is not None:
-        report.tasks |= compare_long_contexts(directory, source, prompts, progress)
+        assert server is not None
+        comparison = compare_served(server, source, tokens.windows, progress)
+    tasks = {task: metrics(comparison.select(windows)) for task, windows in tokens.by_task().items()}
+    report = EvaluationReport(
+        options.url or str(directory), str(source), metrics(comparison), comparison.layers, options.window,
+        len(tokens.windows), comparison.kl_is_bound, comparison.kl.mean(1), tasks,
+    )  # fmt: skip
+    if options.card and directory is not None:
+        add_accuracy(directory, *report.card_figures(text))
+    if options.html is not None:
+        page.write(Path(options.html), document(report, header_of(directory, text)))
+    return report
 
 
 def _check_eval_options(options: EvaluateOptions) -> None:
-    prompts, url = options.prompts is not None, options.url is not None
-    if (options.directory is None) != url:
+    if (options.directory is None) != (options.url is not None):
         raise EvaluationError("give either DIR or --url", "DIR is computed here, --url is a running server")
-    if prompts != (options.against_url is not None) or (prompts and not url):
-        raise EvaluationError(
-            "--prompts, --url and --against-url belong together: two running servers answer the prompts",
-            "start both with glm5-ascend serve",
-        )
-    if options.against is None and not prompts:
-        raise EvaluationError("nothing to compare with", "give the source checkpoint with --against SRC")
-    if _parse_lengths(options.lengths) and options.directory is None:
-        raise EvaluationError("--lengths looks into a checkpoint: a server does not show its keys", "give DIR")
-    if options.card and (options.directory is None or options.against is None):
-        raise EvaluationError("--card: the card belongs to a checkpoint", "give DIR and --against SRC")
     if options.card:
-        check_card(Path(str(options.directory)))
+        if options.directory is None:
+            raise EvaluationError("--card: the card belongs to a checkpoint", "give DIR")
+        check_card(Path(options.directory))
     if options.html is not None:
         page.check_path(Path(options.html))
-
-
-def _parse_lengths(lengths: str | Sequence[int] | None) -> list[int]:
-    try:
-        return [int(length) for length in (lengths.split(",") if isinstance(lengths, str) else lengths or ())]
-    except ValueError:
-        raise EvaluationError(f"--lengths: {lengths!r} is no list of numbers", "such as 4096,16384,32768") from None
 
 
 def _client(address: str, key: str) -> Client:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from glm5_ascend.options import Argument, Option, StrPath
 from glm5_ascend.quantize.options import CALIB, RECIPE, SAMPLES, SEQ_LEN, SOURCE
 
-SERVERS, OUTPUT = "Servers", "Output"
+OUTPUT = "Output"
 
 
 @dataclass(frozen=True)
@@ -18,31 +17,13 @@ class EvaluateOptions:
 
     directory: Annotated[StrPath | None, Argument("DIR", "Quantized checkpoint; left out with --url.")] = None
     _: KW_ONLY
-    against: Annotated[StrPath | None, Option("Source checkpoint, the reference.", "SRC")] = None
+    against: Annotated[StrPath, Option("Source checkpoint, the reference.", "SRC")]
     text: Annotated[
         StrPath | None, Option("Held-out text, .txt or .jsonl.", "FILE", default_text="Python's documentation")
     ] = None
     window: Annotated[int, Option("Tokens per window.", min=2)] = 512
     windows: Annotated[int, Option("Windows, at most.", min=1)] = 64
-    lengths: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            "Also check the indexer at these prompt lengths, such as 4096,16384.",
-            "LIST",
-            default_text="none",
-        ),
-    ] = None
-    url: Annotated[str | None, Option("A running vLLM or SGLang server instead of DIR.", "URL", panel=SERVERS)] = None
-    prompts: Annotated[
-        StrPath | None,
-        Option(
-            "JSONL of prompts for --url and --against-url: compare length and correctness of the answers.",
-            "FILE",
-            panel=SERVERS,
-        ),
-    ] = None
-    against_url: Annotated[str | None, Option("A server of the source, for --prompts.", "URL", panel=SERVERS)] = None
-    max_tokens: Annotated[int, Option("Tokens of an answer, at most.", min=1, panel=SERVERS)] = 256
+    url: Annotated[str | None, Option("A running vLLM or SGLang server instead of DIR.", "URL")] = None
     html: Annotated[StrPath | None, Option("Write a report that needs no network.", "FILE", panel=OUTPUT)] = None
     card: Annotated[bool, Option("Put the figures into the model card of DIR.", panel=OUTPUT)] = False
 

@@ -39,8 +39,7 @@ def test_kl_is_graded_by_the_upper_end(kl: float, upper: float | None, grade: st
     ("name", "intervals"),  # the better end is good, fair and poor; of the first two the worse end is not
     [
         ("flip_rate", ((0.02, 0.06), (0.03, 0.06), (0.051, 0.06))),
-        ("score_change", ((-0.1, -0.01), (-0.1, -0.03), (-0.1, -0.06))),
-        ("tool_calls_kept", ((0.8, 0.99), (0.8, 0.96), (0.8, 0.94))),
+        ("draft_step_change", ((-0.1, -0.01), (-0.1, -0.03), (-0.1, -0.06))),
     ],
 )
 def test_other_figures_are_graded_by_the_better_end(name: str, intervals: tuple[tuple[float, float], ...]) -> None:
@@ -57,16 +56,16 @@ def test_the_worst_task_gives_the_verdict() -> None:
     report.tasks = {
         "code": [Metric("kl_mean", "KL", 0.006, (0.005, 0.007))],
         "tools": [
-            Metric("tool_calls_kept", "kept", 0.9, (0.85, 0.93), SHARE),
+            Metric("flip_rate", "flips", 0.1, (0.06, 0.13), SHARE),
             Metric("kl_mean", "KL", 0.02, (0.01, 0.025)),
         ],
     }
     verdict = report.verdict()
-    assert verdict.grade == "poor" and "tool calls kept of tools 90.00%" in verdict.text and "95%" in verdict.threshold
+    assert verdict.grade == "poor" and "flips of tools 10.00%" in verdict.text and "fair up to 5%" in verdict.threshold
     grades = {(entry["task"], entry["metric"]): entry["grade"] for entry in report.to_dict()["grades"]}
     assert grades[("code", "kl_mean")] == "good" and grades[("tools", "kl_mean")] == "fair"
     rows = [list(row) for row in sections(report)["Grades"].rows]
-    assert rows[-1][:6] == ["tool calls kept", "tools", "90.00% [85.00%, 93.00%]", "poor", "99%", "95%"]
+    assert rows[-1][:6] == ["flips", "tools", "10.00% [6.00%, 13.00%]", "poor", "2%", "5%"]
     report.tasks.pop("tools")
     assert report.verdict().grade == "good"
 
@@ -83,8 +82,7 @@ def test_few_windows_give_a_warning(windows: int, warned: bool) -> None:
     assert any("too few" in line for line in report.lines()) == warned
 
 
-def test_no_figure_and_a_lower_bound() -> None:
-    assert EvaluationReport("out", "source", prompts=3).verdict().grade == "open"
+def test_a_lower_bound() -> None:
     report = report_of(0.001, 0.002)
     report.kl_is_bound = True
     assert any("lower bound" in warning for warning in report.verdict().warnings)
@@ -93,4 +91,4 @@ def test_no_figure_and_a_lower_bound() -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"recipe": 3}', '{"seed": 1}'])
 def test_a_damaged_provenance_is_no_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "glm5_ascend_provenance.json").write_text(content)
-    assert header_of(tmp_path, None, True).recipe == ""
+    assert header_of(tmp_path, None).recipe == ""

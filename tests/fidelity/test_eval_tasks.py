@@ -1,4 +1,4 @@
-"""Tasks of an evaluation: windows, figures and answers of each."""
+"""Tasks of an evaluation: windows and figures of each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 
 from glm5_ascend.errors import TextError
 from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.generation import generation_metrics, metrics_by_task, read_prompts
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
-from glm5_ascend.serve.client import Answer
 from tests.support.command import assert_one_clear_line, in_process
 
 CODE, TALK = "def f(x):\n    return x + 1\n" * 30, "Good morning, how do you do? " * 10
@@ -53,42 +51,3 @@ def test_figures_of_a_task_are_those_of_its_windows(tiny_source: Path, tiny_w4a8
     assert {entry["task"] for entry in report["grades"]} == {"", "code", "talk"}
     text.write_text('{"text": "x", "task": 3}\n')
     assert_one_clear_line(in_process(*base), 2, "tasks.jsonl:1", "task")
-
-
-def answer(content: str, tokens: int, *calls: tuple[str, str]) -> Answer:
-    return Answer(content, tool_calls=list(calls), completion_tokens=tokens)
-
-
-def test_answers_of_each_task(tmp_path: Path) -> None:
-    weather = {"name": "get_weather", "arguments": {"city": "Oslo"}}
-    tools = {"task": "tools", "tools": [{"type": "function"}]}
-    records = [
-        {"prompt": "47 + 38?", "expected": "85.", "task": "sums"},
-        {"prompt": "Weather in Oslo?", "expected": weather} | tools,
-        {"prompt": "Weather in Rome?", "chat_template_kwargs": {"enable_thinking": False}} | tools,
-    ]
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    prompts = read_prompts(path)
-    assert prompts[1].options == {"tools": [{"type": "function"}]}
-    reference = [
-        answer("It is 85.", 10),
-        answer("", 20, ("get_weather", '{"city": "Oslo"}')),
-        answer("", 20, ("get_weather", '{"city": "Rome"}')),
-    ]
-    quantized = [
-        answer("85", 12),
-        answer("", 20, ("get_weather", '{ "city":"Oslo" }')),  # equal JSON
-        answer("", 40, ("get_weather", '{"city": "Rom"}')),
-    ]
-    rows = {row.name: row.value for row in generation_metrics(prompts, reference, quantized)}
-    assert rows["tool_calls_kept"] == 0.5 and rows["length_inflation"] == pytest.approx(22 / 50)
-    assert (rows["score_source"], rows["score_quantized"], rows["answer_flips"]) == (1, 0.5, 0.5)
-    by_task = metrics_by_task(prompts, reference, quantized)
-    figures = {row.name: row.value for row in by_task["tools"]}
-    assert figures["score_quantized"] == 1 and figures["tool_calls_kept"] == 0.5
-    assert "tool_calls_kept" not in {row.name for row in by_task["sums"]}
-    for extra in ({"expected": {"name": 1}}, {"tools": "x"}, {"task": []}, {"chat_template_kwargs": 1}):
-        path.write_text(json.dumps({"prompt": "?"} | extra) + "\n")
-        with pytest.raises(TextError, match=":1"):
-            read_prompts(path)

@@ -1,1 +1,1 @@
-"""How far a checkpoint is from its source: teacher-forced metrics, streamed, and generation through servers."""
+"""How far a checkpoint is from its source: teacher-forced metrics, streamed."""

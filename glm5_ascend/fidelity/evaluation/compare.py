@@ -27,9 +27,6 @@ from glm5_ascend.model.memory import FP32, forward_bytes, linear_values
 from glm5_ascend.quantize.estimate.memory import IMPORTS
 from glm5_ascend.quantize.progress import Progress, silent, with_memory
 
-#: Called after every layer with its number and the walks of reference and quantized model.
-Observer = Callable[[int, tuple[Walk, Walk]], None]
-
 
 @dataclass
 class LayerAgreement:
@@ -65,11 +62,6 @@ class FidelityComparison:
     kl_is_bound: bool = False
     drafts: DraftComparison | None = None
 
-    def map_positions(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FidelityComparison:
-        """Apply a function to every tensor [windows, positions]; layers and drafts stay."""
-        tensors: dict[str, Any] = {k: function(v) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors)
-
     def select(self, windows: torch.Tensor) -> FidelityComparison:
         """The comparison of the windows with these indices, int64 [n]."""
 
@@ -78,7 +70,8 @@ class FidelityComparison:
 
         layers = [LayerAgreement(layer.layer, pick(layer.experts), pick(layer.indexer)) for layer in self.layers]
         drafts = None if self.drafts is None else self.drafts.select(windows)
-        return replace(self.map_positions(lambda values: values[windows]), layers=layers, drafts=drafts)
+        tensors: dict[str, Any] = {k: v[windows] for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **tensors, layers=layers, drafts=drafts)
 
 
 #: Keys of config.json that must agree for two checkpoints to be one model in two precisions.
@@ -107,7 +100,6 @@ def compare(
     *,
     threads: int | None = None,
     drafts: bool = False,
-    observe: Observer = lambda layer, walks: None,
 ) -> FidelityComparison:
     """Compare `quantized` with its reference `source` on int64 windows, all of one length.
 
@@ -124,7 +116,7 @@ def compare(
     progress(with_memory("embedding", _peak_bytes(models, windows, threads)), 0, models[0].config.num_hidden_layers)
     with Workers(threads) as workers:
         walks = Walk.from_tokens(models[0], windows), Walk.from_tokens(models[1], windows)
-        agreements = _run_layers(walks, workers, progress, observe)
+        agreements = _run_layers(walks, workers, progress)
         inputs = _head_inputs(models[0], walks[0], windows), _head_inputs(models[1], walks[1], windows)
         del walks
         true = torch.cat([window[1:] for window in windows])[:, None]
@@ -144,9 +136,7 @@ def compare(
     return comparison
 
 
-def _run_layers(
-    walks: tuple[Walk, Walk], workers: Workers, progress: Progress, observe: Observer
-) -> list[LayerAgreement]:
+def _run_layers(walks: tuple[Walk, Walk], workers: Workers, progress: Progress) -> list[LayerAgreement]:
     config, agreements = walks[0].model.config, []
     count = config.num_hidden_layers
     for layer in range(count):
@@ -156,7 +146,6 @@ def _run_layers(
             _step(walk, layer, workers, _advance(progress, layer + side / 2, 0.5, count))
         agreement = LayerAgreement(layer, _same_experts(walks), _same_keys(config, layer, walks))
         agreements.append(agreement)
-        observe(layer, walks)
         progress(_progress_text(agreement), layer + 1, count)
     return agreements
 

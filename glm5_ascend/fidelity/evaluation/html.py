@@ -17,26 +17,22 @@ from glm5_ascend.report.content import Card, Page, Section, Table
 from glm5_ascend.report.header import Hashed, ReportHeader, hashed_file, hashed_text, make_header, without_login
 
 _NOTE = (
-    "Teacher-forced. Intervals: 95 %, paired bootstrap over windows (prompts for generation). Flips: positions where "
+    "Teacher-forced. Intervals: 95 %, paired bootstrap over windows. Flips: positions where "
     "exactly one of the two models has the true token as its most probable one."
 )
 _GRADES_NOTE = (
     "The verdict is the worst grade. Judged is the worse end of the interval for KL and the better end for all other "
     "figures. Inconclusive: the 95 % interval crosses the limit."
 )
-_CARDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_change", "length_inflation", "score_change")
+_CARDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_change")
 _NATS = ("kl_mean", "nll_delta")
-_SHARES = ("flip_rate", "nll_change", "length_inflation", "score_change")
+_SHARES = ("flip_rate", "nll_change")
 
 
 def document(report: EvaluationReport, header: ReportHeader) -> Page:
     """The page of a report."""
-    rows = [*report.rows, *report.generated]
-    intro = []
-    if report.rows:
-        intro.append(f"{report.tokens:,} positions in {report.windows} windows of {report.window} tokens. {_NOTE}")
-    if report.generated:
-        intro.append(f"{report.prompts} prompts, answered by both servers.")
+    rows = report.rows
+    intro = [f"{report.tokens:,} positions in {report.windows} windows of {report.window} tokens. {_NOTE}"]
     return Page(
         f"{without_login(report.quantized)} against {without_login(report.reference)}",
         header,
@@ -47,12 +43,12 @@ def document(report: EvaluationReport, header: ReportHeader) -> Page:
     )
 
 
-def header_of(directory: Path | None, text: Path | None, teacher_forced: bool) -> ReportHeader:
+def header_of(directory: Path | None, text: Path | None) -> ReportHeader:
     """Origin of an evaluation: seed and recipe from the provenance of the quantized checkpoint, and the text.
 
     Args:
         directory: quantized checkpoint; None: a server's.
-        text: None: Python's documentation if `teacher_forced`, otherwise no text.
+        text: None: Python's documentation.
     """
     provenance = {}
     if directory is not None and (path := directory / PROVENANCE_NAME).is_file():
@@ -63,12 +59,8 @@ def header_of(directory: Path | None, text: Path | None, teacher_forced: bool) -
     seed = "0 (of the bootstrap)"
     if recipe and "seed" in provenance:
         seed = f"{provenance['seed']} (of the quantization; the bootstrap's is 0)"
-    source = ""
-    if text is not None:
-        source = str(hashed_file(text))
-    elif teacher_forced:
-        source = str(hashed_text("Python's documentation", "\n\n".join(documents(held_out=True))))
-    return make_header(seed, recipe, source)
+    default = hashed_text("Python's documentation", "\n\n".join(documents(held_out=True)))
+    return make_header(seed, recipe, str(default if text is None else hashed_file(text)))
 
 
 def _sections(report: EvaluationReport, rows: list[Metric]) -> Iterator[Section]:

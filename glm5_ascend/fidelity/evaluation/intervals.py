@@ -1,4 +1,4 @@
-"""95 % intervals by paired bootstrap: windows (or prompts) are drawn with replacement, both models' values together.
+"""95 % intervals by paired bootstrap: windows are drawn with replacement, both models' values together.
 
 Source: Efron, "Bootstrap methods" (1979). Tokens of one window depend on each other, so windows are drawn. The ends are
 the 2.5 % and 97.5 % quantiles of the draws. The seed is fixed: the same values give the same interval.

@@ -16,7 +16,7 @@ from glm5_ascend.fidelity.evaluation.drafts import DraftComparison
 from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
 
 #: Formats of figures.
-SHARE, CHANGE, DIFFERENCE, LENGTH = ".2%", "+.2%", "+.6f", ".1f"
+SHARE, CHANGE, DIFFERENCE = ".2%", "+.2%", "+.6f"
 
 
 @dataclass(frozen=True)

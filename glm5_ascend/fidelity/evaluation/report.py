@@ -22,11 +22,8 @@ _MEANING = {
 }
 #: Figures of a model card.
 _ON_CARD = ("kl_mean", "top1_agreement", "flip_rate", "nll_source", "nll_quantized", "draft_quantized")
-#: Figures of a task or a length that the terminal shows; --json has all.
-_SHOWN_BY_TASK = (
-    "kl_mean", "flip_rate", "nll_delta", "indexer_overlap", "needles_source", "needles_kept", "length_inflation",
-    "score_change", "answer_flips", "tool_calls_kept", "draft_step_change",
-)  # fmt: skip
+#: Figures of a task that the terminal shows; --json has all.
+_SHOWN_BY_TASK = ("kl_mean", "flip_rate", "nll_delta", "indexer_overlap", "draft_step_change")
 
 
 @dataclass
@@ -34,21 +31,18 @@ class EvaluationReport:
     """Figures of an evaluation.
 
     Attributes:
-        quantized, reference: directories or URLs.
+        quantized: directory or URL. reference: directory.
         rows: figures of the text; `window` tokens in each of `windows` windows.
-        generated: figures of the answers to `prompts` prompts.
         window_kl: mean KL of every window, [windows].
-        tasks: figures of each task and of each length.
+        tasks: figures of each task.
     """
 
     quantized: str
     reference: str
     rows: list[Metric] = field(default_factory=list)
-    generated: list[Metric] = field(default_factory=list)
     layers: list[LayerAgreement] = field(default_factory=list)
     window: int = 0
     windows: int = 0
-    prompts: int = 0
     kl_is_bound: bool = False
     window_kl: torch.Tensor | None = None
     tasks: dict[str, list[Metric]] = field(default_factory=dict)
@@ -68,42 +62,34 @@ class EvaluationReport:
         )
 
     def grades(self) -> list[GradedMetric]:
-        """All graded figures: of the whole text, then of each task and each length."""
-        parts = [("", [*self.rows, *self.generated]), *self.tasks.items()]
+        """All graded figures: of the whole text, then of each task."""
+        parts = [("", self.rows), *self.tasks.items()]
         return [graded for task, rows in parts for graded in grade_metrics(rows, task)]
 
     def verdict(self) -> ReportVerdict:
         """The worst grade, and the figure that has it."""
-        graded, warnings = self.grades(), tuple(self._warnings())
-        if not graded:
-            return ReportVerdict("open", "No verdict: KL was not measured.", "", "", warnings)
-        first, *others = worst_grades(graded)
+        first, *others = worst_grades(self.grades())
         more = f", and {len(others)} more" if others and first.grade != "good" else ""
         reason = first.criterion.reason
         if first.criterion.metric == "kl_mean" and first.grade == "good":
             reason = KL_CLOSE.reason
         text = f"{_MEANING[first.grade]}: {first.text}{more}."
-        return ReportVerdict(first.grade, text, first.threshold, reason, warnings)
+        return ReportVerdict(first.grade, text, first.threshold, reason, tuple(self._warnings()))
 
     def _warnings(self) -> Iterator[str]:
-        for noun, count in (("windows", self.windows if self.rows else 0), ("prompts", self.prompts)):
-            if 0 < count < FEW_WINDOWS.value:
-                needed = f"{FEW_WINDOWS.value:.0f}"
-                yield f"{count} {noun}: too few for a 95 % interval (at least {needed}): {FEW_WINDOWS.reason}"
-        if self.kl_is_bound and any(row.name == "kl_mean" for row in self.rows):
+        if self.windows < FEW_WINDOWS.value:
+            needed = f"{FEW_WINDOWS.value:.0f}"
+            yield f"{self.windows} windows: too few for a 95 % interval (at least {needed}): {FEW_WINDOWS.reason}"
+        if self.kl_is_bound:
             yield "KL from a server's most probable tokens is a lower bound: the true one may be larger."
         if names := dict.fromkeys(graded.name for graded in self.grades() if graded.inconclusive):
-            yield f"inconclusive: {', '.join(names)} (the 95 % interval crosses a limit: take more windows or prompts)"
+            yield f"inconclusive: {', '.join(names)} (the 95 % interval crosses a limit: take more windows)"
 
     def lines(self) -> Iterator[str]:
         """The report for a terminal."""
         yield f"{self.quantized} against {self.reference}"
-        if self.rows:
-            yield f"{self.tokens} positions in {self.windows} windows of {self.window} tokens"
+        yield f"{self.tokens} positions in {self.windows} windows of {self.window} tokens"
         yield from map(_line, self.rows)
-        if self.generated:
-            yield f"{self.prompts} prompts"
-        yield from map(_line, self.generated)
         for task, rows in self.tasks.items():
             yield f"{task}:"
             yield from (_line(row) for row in rows if row.name in _SHOWN_BY_TASK)
@@ -112,15 +98,14 @@ class EvaluationReport:
             yield "grades: " + "; ".join(_by_grade(graded))
         verdict = self.verdict()
         yield verdict.text + (f" (threshold: {verdict.threshold})" if verdict.threshold else "")
-        if self.windows == 1 or self.prompts == 1:
-            yield "note: no intervals from a single window or prompt"
+        if self.windows == 1:
+            yield "note: no intervals from a single window"
             return
         for warning in verdict.warnings:
             yield "note: " + warning.partition(" (")[0]  # the HTML report has the reasons
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        rows = [*self.rows, *self.generated]
         grades = [
             {
                 "metric": graded.metric.name, "task": graded.task, "value": graded.metric.value, "grade": graded.grade,
@@ -132,8 +117,8 @@ class EvaluationReport:
         shares = [(layer.layer, mean_share(layer.experts), mean_share(layer.indexer)) for layer in self.layers]
         return json_frame("eval") | {
             "quantized": self.quantized, "reference": self.reference, "tokens": self.tokens, "windows": self.windows,
-            "window": self.window, "prompts": self.prompts, **{row.name: row.value for row in rows},
-            "intervals": {row.name: row.interval for row in rows if row.interval is not None},
+            "window": self.window, **{row.name: row.value for row in self.rows},
+            "intervals": {row.name: row.interval for row in self.rows if row.interval is not None},
             "verdict": asdict(self.verdict()), "grades": grades, "kl_is_lower_bound": self.kl_is_bound,
             "tasks": {task: {row.name: row.value for row in rows} for task, rows in self.tasks.items()},
             "layers": [dict(zip(("layer", "expert_agreement", "indexer_overlap"), row, strict=True)) for row in shares],

@@ -1,35 +1,15 @@
-"""Retrieval prompts, long sequences in blocks, and INT8 indexer caches."""
+"""Selections of the indexer: long sequences in blocks, equal scores, and INT8 caches."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from glm5_ascend.fidelity.evaluation.long_context import (
-    DEPTHS,
-    PASSAGE,
-    TAIL,
-    RetrievalPrompt,
-    compare_long_contexts,
-    retrieval_prompts,
-)
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
-from glm5_ascend.fidelity.evaluation.windows import read_windows
 from glm5_ascend.model import layers
 from glm5_kernels import ops
-from tests.support.command import assert_one_clear_line, in_process
-
-LENGTH = 448
-WORDS = "".join(chr(33 + (i * i + 7 * i) % 90) for i in range(2000))  # one token a character
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    (tmp_path / "text.txt").write_text(WORDS)
-    return tmp_path / "text.txt"
 
 
 def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
@@ -39,48 +19,6 @@ def selections(model: StoredModel, tokens: torch.Tensor) -> list[torch.Tensor]:
         walk.step(layer)
         results += walk.selections
     return results  # type: ignore[return-value]
-
-
-def test_what_a_query_needs_is_what_follows_in_the_text() -> None:
-    body = torch.arange(1000)
-    prompt = RetrievalPrompt.from_text(body)
-    assert len(prompt.tokens) == 1000 and torch.equal(prompt.tokens[: 1000 - TAIL], body[: 1000 - TAIL])
-    assert len(prompt.queries) == len(DEPTHS) * (PASSAGE - 1)
-    assert torch.equal(prompt.tokens[prompt.queries + 1], prompt.tokens[prompt.needles])
-    assert torch.equal(prompt.tokens[prompt.queries], prompt.tokens[prompt.needles - 1])
-    assert int(prompt.needles.max()) < 1000 - TAIL <= int(prompt.queries.min())
-    assert int(prompt.needles.min()) < 100 and int(prompt.needles.max()) > 700
-
-
-def test_needed_keys_are_counted(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    prompts = retrieval_prompts(tiny_source, text, [LENGTH])
-    (rows,) = compare_long_contexts(tiny_w4a8, tiny_source, prompts).values()
-    got = {row.name: row.value for row in rows}
-    source, this = StoredModel(tiny_source), StoredModel(tiny_w4a8)
-    (window,) = read_windows(text, tiny_source, LENGTH, 1)
-    prompt = RetrievalPrompt.from_text(window)
-    a, b = (torch.stack([s[prompt.queries, prompt.needles] for s in selections(m, prompt.tokens)])
-            for m in (source, this))  # fmt: skip
-    assert 0 < float(a.double().mean()) < 1
-    assert got["needles_source"] == pytest.approx(float(a.double().mean()))
-    assert got["needles_kept"] == pytest.approx(float((a & b).sum() / a.sum()))
-    logits = [model.logits([prompt.tokens])[0].double().log_softmax(-1) for model in (source, this)]
-    kl = (logits[0].exp() * (logits[0] - logits[1])).sum(-1)[prompt.queries].mean()
-    assert got["kl_mean"] == pytest.approx(float(kl), rel=1e-3)
-
-
-def test_lengths_on_the_command_line(tiny_source: Path, tiny_w4a8: Path, text: Path) -> None:
-    base = ["eval", tiny_w4a8, "--against", tiny_source, "--text", text, "--window", 64, "--windows", 2]
-    done = in_process(*base, "--lengths", f"256,{LENGTH}", "--json")
-    report = json.loads(done.stdout)
-    assert done.returncode == 0 and list(report["tasks"]) == ["256 tokens", f"{LENGTH} tokens"]
-    assert {entry["task"] for entry in report["grades"] if entry["metric"] == "needles_kept"} <= set(report["tasks"])
-    for lengths, words in (("4k", "no list"), ("200", "the indexer keeps 16 keys"), ("600", "512 positions")):
-        refused = in_process(*base, "--lengths", lengths)
-        assert_one_clear_line(refused, 2, "--lengths", words)
-        assert "layer" not in refused.stderr  # before the work
-    done = in_process("eval", "--url", "http://127.0.0.1:9", "--against", tiny_source, "--lengths", "256")
-    assert_one_clear_line(done, 2, "--lengths", "a server does not show its keys")
 
 
 @pytest.mark.parametrize("scores", [96 * 7, 96 * 40])
