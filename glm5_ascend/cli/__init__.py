@@ -13,7 +13,7 @@ from glm5_ascend import __version__
 from glm5_ascend.cli import streams, usage
 from glm5_ascend.cli.command import app
 from glm5_ascend.errors import EXIT_BAD_INPUT, EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_OK, Glm5Error
-from glm5_ascend.report.header import COMMAND
+from glm5_ascend.report.origin import COMMAND
 from glm5_ascend.stop_signals import StopSignals, report_interrupted
 from glm5_kernels.registry import KernelUnavailableError
 

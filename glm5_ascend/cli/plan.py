@@ -18,12 +18,11 @@ def run(options: PlanReportOptions, output: Output) -> int:
     from glm5_ascend.plan.api import plan
     from glm5_ascend.plan.report import document, show
     from glm5_ascend.report import page
-    from glm5_ascend.report.header import make_header
     from glm5_ascend.report.terminal import text_console
 
     report = with_commands(plan(options))
     if options.html is not None:
-        page.write(Path(options.html), document(report, make_header()))
+        page.write(Path(options.html), document(report))
     if output.json:
         print(json.dumps(report.to_dict()))
     else:

@@ -12,7 +12,6 @@ from glm5_ascend.fidelity.analysis import run
 from glm5_ascend.fidelity.analysis.budget import propose
 from glm5_ascend.fidelity.analysis.report import AnalysisReport
 from glm5_ascend.fidelity.evaluation.compare import compare
-from glm5_ascend.fidelity.evaluation.html import document, header_of
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.report import EvaluationReport
 from glm5_ascend.fidelity.evaluation.served import compare_served
@@ -53,12 +52,12 @@ def run_evaluation(options: EvaluateOptions, progress: Progress = silent, key: s
     tasks = {task: metrics(comparison.select(windows)) for task, windows in tokens.by_task().items()}
     report = EvaluationReport(
         options.url or str(directory), str(source), metrics(comparison), comparison.layers, options.window,
-        len(tokens.windows), comparison.kl_is_bound, comparison.kl.mean(1), tasks,
+        len(tokens.windows), comparison.kl_is_bound, tasks,
     )  # fmt: skip
     if options.card and directory is not None:
         add_accuracy(directory, *report.card_figures(text))
     if options.html is not None:
-        page.write(Path(options.html), document(report, header_of(directory, text)))
+        page.write(Path(options.html), report.page())
     return report
 
 

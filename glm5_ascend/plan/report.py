@@ -11,12 +11,9 @@ from glm5_ascend.plan.inputs import Slo
 from glm5_ascend.plan.memory import ENDS, UNPUBLISHED
 from glm5_ascend.plan.predict import predict
 from glm5_ascend.plan.search import SHEDS
-from glm5_ascend.report import charts
-from glm5_ascend.report.content import Code, Page, Section, Table
-from glm5_ascend.report.header import ReportHeader
+from glm5_ascend.report.page import Grade, Page, ReportVerdict, Section
 from glm5_ascend.report.terminal import STYLES
 from glm5_ascend.report.terminal import show as show_rows
-from glm5_ascend.report.verdict import Grade, ReportVerdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,21 +133,22 @@ def basis_lines(plan: Plan) -> Iterator[str]:
     yield "None of this was run on an NPU by this project."
 
 
-def document(plan: Plan, header: ReportHeader) -> Page:
-    """The page; `header` has its origin."""
+def document(plan: Plan) -> Page:
+    """The report as an HTML page."""
     grade: Grade = "good" if plan.verdict.startswith("met, also") else "fair" if plan.within_slo else "poor"
     verdict = ReportVerdict(grade, f"SLO {plan.verdict}.", "", "The limits are those of --slo.")
     if plan.question.slo == Slo():
         verdict = ReportVerdict("open", "It fits. No SLO was given, so there is no limit on the latency.", "", "")
     uses = [(name.strip(), text) for name, text in memory(plan)]
-    operators = sorted(plan.step.by_op.items(), key=lambda item: -item[1])
-    times = [(name, 1e3 * s, f"{1e3 * s:.1f} ms") for name, s in operators if s > 0.01 * operators[0][1]]
+    operators = {name: 1e3 * seconds for name, seconds in sorted(plan.step.by_op.items(), key=lambda item: -item[1])}
+    times = [(name, f"{ms:.1f} ms") for name, ms in operators.items()]
     head, *rows = table(plan)
+    about = "Those with a source first. Experimental: nobody is known to run it."
     sections = [
-        Section("Memory of one die", [Table(("use", "bytes"), uses)]),
-        Section("A decode step", [charts.bars("A decode step", times, "ms")]),
-        Section("Layouts", [Table(head, rows)], "Those with a source first. Experimental: nobody is known to run it."),
-        *([Section("Run it", [Code("\n\n".join(plan.lines))])] if plan.lines else []),
-        Section("Uncertainty", after=list(basis_lines(plan))),
+        Section("Memory of one die", (), ("use", "bytes"), uses),
+        Section("A decode step", (), ("operator", "time"), times, list(operators.values())),
+        Section("Layouts", [about], head, rows),
+        *([Section("Run it", code="\n\n".join(plan.lines))] if plan.lines else []),
+        Section("Uncertainty", list(basis_lines(plan))),
     ]
-    return Page(plan.title, header, verdict, [f"{name}: {text}" for name, text in answer(plan)], [], sections)
+    return Page(plan.title, verdict, [f"{name}: {text}" for name, text in answer(plan)], sections)

@@ -1,1 +1,1 @@
-"""Shared by the HTML reports: one self-contained page, its charts, header and verdict."""
+"""Shared by reports: their HTML page and where they come from, tables and quantities on the terminal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -44,9 +43,8 @@ def test_the_report(tiny_source: Path, tiny_w4a8: Path, text: Path, tmp_path: Pa
     lines = [line for line in done.stderr.splitlines() if line.startswith("layer ")]
     assert [line.split()[1] for line in lines] == ["0/3", "1/3", "2/3", "3/3"] and "eta" in lines[1]
     shown_text = assert_self_contained(html).text
-    for part in ("glm5-ascend eval", "w4a8, SHA-256", str(text), "1234 (of the quantization", "upper end of its 95 %"):
+    for part in ("glm5-ascend eval", str(text), "torch", "upper end of its 95 %"):
         assert part in shown_text, part
-    assert hashlib.sha256(text.read_bytes()).hexdigest() in shown_text
     # A second report replaces the first; another kind of file is kept.
     again = ["--against", tiny_source, "--text", text, "--window", 64, "--windows", 1, "--html"]
     done = command(tiny_w4a8, *again, html)

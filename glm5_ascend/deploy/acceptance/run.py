@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from glm5_ascend.checkpoint.output import sha256
 from glm5_ascend.deploy.acceptance.steps import FAILED, NOT_RUN, NPU, PLAN, SERVER, STEPS, Acceptance, StepResult
 from glm5_ascend.deploy.diagnosis.machine import WARNING
 from glm5_ascend.deploy.options import AcceptOptions
@@ -18,7 +19,7 @@ from glm5_ascend.engine_lines import CPU
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, Glm5Error, json_frame
 from glm5_ascend.files.written import disk_error, write_file
 from glm5_ascend.plan.inputs import parse_workload
-from glm5_ascend.report.header import hashed_file, make_header
+from glm5_ascend.report import origin
 from glm5_ascend.serve.client import Client, server_address
 from glm5_ascend.serve.environment import on_ascend
 from glm5_ascend.serve.servable import check_directory
@@ -87,11 +88,11 @@ def report(results: Sequence[StepResult], here: bool) -> dict[str, Any]:
     code = EXIT_OK if accepted else EXIT_CHECK_FAILED if names[FAILED] or here else EXIT_ENVIRONMENT
     lists = [f"{status}: {', '.join(some)}" for status, some in names.items() if some]
     passed = len(results) - len(names[FAILED]) - len(names[NOT_RUN])
-    header = make_header()
     return json_frame("accept", code) | {
         "accepted": accepted, "verdict": "; ".join([f"{outcome}: {passed} of {len(results)} steps passed", *lists]),
-        "date": header.date.isoformat(timespec="seconds"), "command_line": header.command, "machine": header.machine,
-        "versions": dict(header.versions), "seconds": round(sum(result.seconds for result in results), 1),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "command_line": origin.command_line(),
+        "machine": origin.machine(), "versions": origin.versions(),
+        "seconds": round(sum(result.seconds for result in results), 1),
     }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def _about(acceptance: Acceptance) -> dict[str, Any]:
     for path in sorted(item for item in acceptance.directory.iterdir() if item.is_file()):
         files.append({"name": path.name, "bytes": path.stat().st_size})
         if files[-1]["bytes"] <= HASHED_BYTES:
-            files[-1]["sha256"] = hashed_file(path).sha256
+            files[-1]["sha256"] = sha256(path)
     return {
         "checkpoint": str(acceptance.directory.resolve()), "files": files, "profile": acceptance.profile.name,
         "against": str(acceptance.options.against or acceptance.directory), "url": acceptance.options.url,

@@ -12,7 +12,7 @@ from typing import Any
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, json_frame
 from glm5_ascend.files.written import write_named
 from glm5_ascend.options import StrPath
-from glm5_ascend.report.header import without_login
+from glm5_ascend.report.origin import without_login
 from glm5_ascend.serve.client import Client, server_address
 from glm5_ascend.serve.watching.canaries import ANSWER_S, SHIPPED, read_canaries
 from glm5_ascend.serve.watching.poll import FINDINGS, GOOD, SILENT, Poller, WatchPoll
