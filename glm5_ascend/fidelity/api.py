@@ -83,7 +83,7 @@ def _path(value: str | Path | None) -> Path | None:
 
 @with_options(AnalyzeOptions)
 def analyze(options: AnalyzeOptions) -> AnalysisReport:
-    """Where a recipe loses accuracy on a source, by layer, module and expert; nothing is quantized.
+    """Where a recipe loses accuracy on a source, by layer and unit; nothing is quantized.
 
     Raises:
         Glm5Error: the first thing that would make the analysis fail, before the work where it can be known.

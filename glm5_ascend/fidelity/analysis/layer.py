@@ -9,10 +9,10 @@ import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.workers import Workers
-from glm5_ascend.fidelity.analysis.experts import ExpertReport, analyze_expert, expert_schemes
-from glm5_ascend.fidelity.analysis.measure import RoundedLinear, relative_error, round_linear
+from glm5_ascend.fidelity.analysis.experts import analyze_expert
+from glm5_ascend.fidelity.analysis.measure import RoundedLinear, round_linear
 from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
-from glm5_ascend.fidelity.analysis.units import Unit, units
+from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
 from glm5_ascend.model import streams
 from glm5_ascend.model.spec import Linear, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer
@@ -24,16 +24,6 @@ from glm5_ascend.quantize.run.source_weights import FloatWeights
 
 #: Calibration sequences on which units are rounded one by one.
 PROBE_SEQUENCES = 4
-
-
-@dataclass
-class LinearReport:
-    """One linear of the backbone, with the relative error of its output."""
-
-    name: str
-    scheme: str
-    tokens: int
-    output_error: float
 
 
 @dataclass(frozen=True)
@@ -54,12 +44,12 @@ class AnalyzedLayer:
     """Measurements of one layer.
 
     Attributes:
+        expert_tokens: number of tokens of each routed expert.
         cache: the indexer cache, where the recipe makes it INT8.
     """
 
     layer: int
-    linears: list[LinearReport] = field(default_factory=list)
-    experts: list[ExpertReport] = field(default_factory=list)
+    expert_tokens: list[int] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
     cache: CacheReport | None = None
 
@@ -136,17 +126,15 @@ class LayerAnalysis:
         probed = [self._probed(index) for index in self._probe_sequences()]
         probe = Probe(self.config, self.layer, tensors, probed, self.workers)
 
-        def analyze_unit(unit: Unit) -> tuple[list[LinearReport], torch.Tensor]:
-            linears = {
-                name: self._analyze_linear(name, tensors[f"{name}.weight"], statistics[name], smooth.get(name))
+        def noise_of(unit: Unit) -> torch.Tensor:
+            rounded = {
+                name: self._rounded(name, tensors[f"{name}.weight"], statistics[name], smooth.get(name))
                 for name in unit.modules
             }
-            rounded = {name: linear for name, (linear, _) in linears.items()}
-            return [report for _, report in linears.values()], probe.noise(rounded)
+            return probe.noise(rounded)
 
         single = [unit for unit in self.report.units if not unit.experts]
-        for unit, (reports, noise) in zip(single, self.workers.map(analyze_unit, single), strict=True):
-            self.report.linears += reports
+        for unit, noise in zip(single, self.workers.map(noise_of, single), strict=True):
             self._noise[unit.label] = {unit.scheme: noise}
         if self.layer in self.plan.cache_layers() and (same := probe.same_keys()) is not None:
             self.report.cache = CacheReport(same, self.config.indexer_readers(self.layer))
@@ -159,20 +147,17 @@ class LayerAnalysis:
         shared = None if self.config.has_indexer(self.layer) else self.around.selection(index)
         return self.around.before.sequence(index), shared
 
-    def _analyze_linear(
+    def _rounded(
         self, name: str, weight: torch.Tensor, statistics: InputStatistics, smooth: torch.Tensor | None
-    ) -> tuple[RoundedLinear, LinearReport]:
-        """Round one linear and report on it. weight: smoothed. statistics: of its input before smoothing."""
+    ) -> RoundedLinear:
+        """Round one linear. weight: smoothed. statistics: of its input before smoothing."""
         plan, rows = self.plan.linears[self.prefix + name], statistics.rows
-        x = rows if smooth is None else rows / smooth
-        state = plan.method.prepare(x, plan.steps)
-        rounded = round_linear(name, weight, plan.scheme, plan.method, statistics, smooth, state)
-        error = relative_error(rounded(x), x @ weight.T)
-        return rounded, LinearReport(name, plan.scheme, statistics.tokens, error)
+        state = plan.method.prepare(rows if smooth is None else rows / smooth, plan.steps)
+        return round_linear(name, weight, plan.scheme, plan.method, statistics, smooth, state)
 
     def _analyze_experts(self, routed: Routed) -> None:
         unit = next((unit for unit in self.report.units if unit.experts), None)
-        types = expert_schemes(unit.scheme) if unit is not None else ()
+        types = () if unit is None else (unit.scheme, *fallbacks(unit.scheme)[:-1])  # FLOAT, the last, adds no noise
         probed = sum(self.around.before.lengths[:PROBE_SEQUENCES])
         change = {scheme: torch.zeros(probed, self.config.hidden_size) for scheme in types}
         shares = None if routed.shares is None else routed.shares[:probed]
@@ -182,8 +167,8 @@ class LayerAnalysis:
             ),
             self.experts,
         ):
-            self.advance((noise.report.expert + 0.5) / self.config.n_routed_experts)
-            self.report.experts.append(noise.report)
+            self.advance((noise.expert + 0.5) / self.config.n_routed_experts)
+            self.report.expert_tokens.append(noise.seen)
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
         if unit is not None:

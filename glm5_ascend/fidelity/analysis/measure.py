@@ -1,4 +1,4 @@
-"""One rounded linear as the engine computes it: |Xq Wq^T - X W^T| / |X W^T| is its output error on real inputs X."""
+"""One rounded linear as the engine computes it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,3 @@ def round_linear(
     activation = statistics.range_after(scale) if scheme == schemes.W8A8 else None
     stored = quantize_linear(module, weight, scheme, method, activation, state).stored
     return RoundedLinear(scheme, schemes.dequantize(scheme, stored), statistics, scale)
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """|actual - expected| / |expected| in the Frobenius norm."""
-    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))

@@ -75,7 +75,7 @@ class AnalysisReport:
         for layer, cache in sorted(caches, key=lambda item: -item[1].lost)[:SHOWN]:
             note = "  stays in 16 bits" if layer in self.wide_caches else ""
             yield f"  layer {layer:<54} {1 - cache.same_keys:.2%} in {cache.readers} layers{note}"
-        cold = sum(not expert.tokens for layer in analysis.layers for expert in layer.experts)
+        cold = sum(layer.expert_tokens.count(0) for layer in analysis.layers)
         if cold:
             yield f"{cold} experts saw no token and were not measured (more text: --calib, --samples)"
         if self.steps:
@@ -105,8 +105,6 @@ def _layer(layer: AnalyzedLayer) -> dict[str, Any]:
         {"label": unit.label, "type": unit.scheme, "noise": unit.noise, "bytes": unit.nbytes} for unit in layer.units
     ]
     return {
-        "layer": layer.layer, "noise": layer.noise, "units": units,
+        "layer": layer.layer, "noise": layer.noise, "units": units, "expert_tokens": layer.expert_tokens,
         "indexer_cache": None if layer.cache is None else asdict(layer.cache),
-        "modules": [asdict(linear) for linear in layer.linears],
-        "experts": [asdict(expert) for expert in layer.experts],
     }  # fmt: skip

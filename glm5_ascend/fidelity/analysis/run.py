@@ -1,8 +1,8 @@
 """All main layers of a source under a recipe, on calibration text, layer by layer and expert by expert.
 
-Measured: for every linear its output error on real inputs, for every unit the energy that its rounding alone adds to
-the residual stream of its layer. Assumed: units add up, noise of the same relative energy costs the same in every
-layer, and FLOAT costs nothing (bf16 rounding of rotated weights is left out). MTP layers are not analyzed.
+Measured: for every unit the energy that its rounding alone adds to the residual stream of its layer. Assumed: units add
+up, noise of the same relative energy costs the same in every layer, and FLOAT costs nothing (bf16 rounding of rotated
+weights is left out). MTP layers are not analyzed.
 """
 
 from __future__ import annotations
