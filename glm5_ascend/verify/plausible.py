@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
 
 import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint
-from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import W4A8_DYNAMIC
 from glm5_ascend.verify.integer_rows import IntegerRows
 
@@ -47,15 +46,11 @@ _SOURCE = "compare with the source: --against; then copy the checkpoint again, o
 _LEAST = 256
 
 
-#: A module, and what is known of it.
-Fact = TypeVar("Fact", bound=tuple[Any, ...])
-
-
 @dataclass
 class Doubts:
     """Collects doubts about the tensors of one checkpoint, from several threads.
 
-    `arrange` puts them in order; `finish` adds those that need all tensors.
+    `finish` puts them in order, and adds those that need all tensors.
 
     Attributes:
         report: the doubts, separate from certain findings.
@@ -143,15 +138,13 @@ class Doubts:
         if (layer is None or not config.is_mtp(layer)) and math.prod(shape) >= _LEAST:
             self._weights.append((module, tuple(shape), check))
 
-    def arrange(self, modules: Mapping[str, int]) -> None:
-        """Keep what was collected about these modules, in the order of their numbers."""
-        self.report.findings = in_order(self.report.findings, modules)
-        self._weights = _arranged(self._weights, modules)
-        self._sizes = _arranged(self._sizes, modules)
-        self._empty = _arranged(self._empty, modules)
-
     def finish(self) -> None:
         """Report what needs all tensors: outliers among the same modules, emptied rows, copies."""
+        position = {name: index for index, name in enumerate(self.checkpoint.entries)}
+        self.report.findings.sort(key=lambda finding: position[finding.tensor or ""])
+        self._weights.sort(key=lambda fact: position[f"{fact[0]}.weight"])
+        self._sizes.sort(key=lambda fact: position[f"{fact[0]}.weight"])
+        self._empty.sort(key=lambda fact: position[f"{fact[0]}.weight"])
         middles = {}
         kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)
         for _, group, name, value in self._sizes:
@@ -190,16 +183,6 @@ class Doubts:
                 pieces = (self.checkpoint.pieces(f"{module}.weight") for module in (first, other))
                 if all(torch.equal(a, b) for a, b in zip(*pieces, strict=True)):
                     yield first, other
-
-
-def _arranged(facts: list[Fact], modules: Mapping[str, int]) -> list[Fact]:
-    return sorted((fact for fact in facts if fact[0] in modules), key=lambda fact: modules[fact[0]])
-
-
-def in_order(findings: list[CheckpointFinding], modules: Mapping[str, int]) -> list[CheckpointFinding]:
-    """Return the findings about tensors of these modules, in the order of the modules' numbers."""
-    numbered = [(modules.get((finding.tensor or "").rpartition(".")[0], -1), finding) for finding in findings]
-    return [finding for index, finding in sorted(numbered, key=lambda pair: pair[0]) if index >= 0]
 
 
 def _kind(name: str) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
-from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.nonsense import text_in
 from glm5_ascend.checkpoint.schemes import FLOAT
 from glm5_ascend.checkpoint.shards import Shard, TensorEntry
@@ -24,31 +24,20 @@ from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.derived_tensors import check_linear
 from glm5_ascend.verify.float_values import FloatSums
 from glm5_ascend.verify.integer_rows import IntegerRows
-from glm5_ascend.verify.plausible import Doubts, in_order
+from glm5_ascend.verify.plausible import Doubts
 
 #: Pieces that stay in a core's cache while all checks look at them; a row of more is read whole.
 _PIECE_BYTES = 1 << 21
 
 
-@dataclass
-class Reading:
-    """What one reading found about values.
-
-    Attributes:
-        linears: findings about quantized linears.
-        hashes: file -> sha256, of the shards that were to be hashed and could be read.
-    """
-
-    linears: list[CheckpointFinding]
-    hashes: dict[str, str]
-
-
-def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts: Doubts) -> Reading:
+def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts: Doubts) -> dict[str, str]:
     """Read all shards; set `checked.non_finite`, and remove their modules from `checked.complete`.
 
     Args:
         hashed: files whose sha256 is wanted.
-        report: gets what is wrong with float tensors; `doubts`: what is possible, but not plausible.
+        report: gets what is wrong; `doubts`: what is possible, but not plausible.
+    Returns:
+        File -> sha256, of the shards that were to be hashed and could be read.
     """
     checkpoint = checked.checkpoint
     by_size = sorted(checkpoint.shards, key=lambda file: -checkpoint.shards[file].path.stat().st_size)
@@ -56,14 +45,16 @@ def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts:
         reader = _Reader(checked, hashed, doubts, workers)
         workers.for_each(reader.shard, by_size)
     position = {name: index for index, name in enumerate(checkpoint.entries)}
-    floats = sorted(reader.floats.findings, key=lambda finding: position[finding.tensor or ""])
-    report.findings += floats
+    floats, linears = (
+        sorted(found.findings, key=lambda finding: position[finding.tensor or ""])
+        for found in (reader.floats, reader.linears)
+    )
     checked.non_finite = {finding.tensor or "" for finding in floats}
-    checked.complete -= checked.non_finite | {name.rpartition(".")[0] for name in checked.non_finite}
-    quantized = [module for module, scheme in checked.schemes.items() if scheme != FLOAT and module in checked.complete]
-    order = {module: len(position) + index for index, module in enumerate(quantized)}
-    doubts.arrange({name.removesuffix(".weight"): index for name, index in position.items()} | order)
-    return Reading(in_order(reader.linears.findings, order), reader.hashes)
+    modules = {name.rpartition(".")[0] for name in checked.non_finite}
+    checked.complete -= checked.non_finite | modules
+    # Of a linear with a tensor that is not finite, that one is named.
+    report.findings += [*floats, *(f for f in linears if (f.tensor or "").rpartition(".")[0] not in modules)]
+    return reader.hashes
 
 
 class _Reader:
@@ -78,10 +69,11 @@ class _Reader:
 
     def shard(self, file: str) -> None:
         """Read one shard; of a hash that is missing then `check_hashes` says why."""
-        shard = self.checkpoint.shards[file]
+        shard, spelled = self.checkpoint.shards[file], self.checkpoint.config.spec.spelled
+        entries = (replace(entry, name=spelled(entry.name)) for entry in shard.entries.values())
         with _Hasher() as hasher:
             whole = file in self.hashed and hasher.header(shard)
-            for entry in sorted(shard.entries.values(), key=lambda entry: (entry.start, entry.end)):
+            for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
                 values = self._values(entry) if self.checkpoint.file_of.get(entry.name) == file else None
                 if values is None and not whole:
                     continue

@@ -88,10 +88,9 @@ def _check_values(checked: Checked, report: Report, doubts: Doubts) -> None:
     checkpoint = checked.checkpoint
     checked.provenance = read_record(checkpoint, report)
     recorded = recorded_files(checkpoint, checked.provenance)
-    reading = read_once(checked, recorded.keys() & checkpoint.shards.keys(), report, doubts)
+    hashes = read_once(checked, recorded.keys() & checkpoint.shards.keys(), report, doubts)
     checked.global_rotation = check_mtp(checked, True, report)
-    report.findings += reading.linears
     check_shared_input(checked, report)
     check_vectors_and_floats(checked, doubts)
     doubts.finish()
-    check_hashes(checkpoint, recorded, reading.hashes, report)
+    check_hashes(checkpoint, recorded, hashes, report)

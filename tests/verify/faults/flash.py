@@ -42,6 +42,10 @@ def two_spellings(ck: Linked) -> None:
     ck.store({f"{LAYERS}0.self_attn.forget_gate.A_log": ck.read(A_LOG)})
 
 
+def not_finite_in_another_spelling(ck: Linked) -> None:
+    ck.store({A_LOG: None, f"{LAYERS}0.self_attn.forget_gate.A_log": not_finite(ck.read(A_LOG))})
+
+
 def gone(name: str) -> Edit:
     return lambda ck: ck.store({name: None})
 
@@ -85,6 +89,7 @@ ROWS = [
         Row(T, "two spellings", two_spellings, "A_log: also in"),
         Row(T, "pool of 2", tensor(POOL, lambda x: x[:2]), r"shape \[2, 16\], expected \[4, 16\]"),
         Row(V, "streams", tensor(STREAMS, not_finite), "holds NaN", modes=VALUES),
+        Row(V, "another spelling", not_finite_in_another_spelling, "A_log: holds NaN", modes=VALUES),
         Row(V, "tower", tensor(MERGER, not_finite), "holds NaN", modes=VALUES),
         *(
             Row(V, f"{name} nudged", nudged(name), "carried over|not the bytes|were written", modes="hs")
