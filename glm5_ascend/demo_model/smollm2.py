@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from glm5_ascend.demo_model.resources import require_empty
+from glm5_ascend.demo_model.resources import data_folder, require_empty
 from glm5_ascend.demo_model.smollm2_wheel import read_wheel
 from glm5_ascend.files.written import new_folder, write_file
 
@@ -61,10 +62,10 @@ def write_smollm2(dst: Path) -> Path:
         for name, content in (
             ("config.json", config(source.tensors)),
             ("generation_config.json", GENERATION),
-            ("tokenizer.json", _tokenizer(source.metadata)),
             ("tokenizer_config.json", _tokenizer_config()),
         ):
             write_file(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_file(folder / "tokenizer.json", _tokenizer(source.metadata))
         write_file(folder / "chat_template.jinja", source.metadata["tokenizer.chat_template"])
         write_file(folder / "LICENSE", source.license)
         write_file(folder / "README.md", (Path(__file__).parent / "smollm2_card.md").read_text(encoding="utf-8"))
@@ -170,12 +171,10 @@ def layers_of(source: dict[str, Tensor]) -> int:
 
 
 def config(source: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the content of config.json."""
+    """Return the content of config.json: that of the shipped GLM-5 with other sizes."""
     layers = layers_of(source)
-    return {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "glm_moe_dsa",
-        "dtype": "bfloat16",
+    shipped: dict[str, Any] = json.loads((data_folder() / "config.json").read_text(encoding="utf-8"))
+    return shipped | {
         "vocab_size": len(source["token_embd.weight"]),
         "hidden_size": HIDDEN,
         "intermediate_size": (EXPERTS + 1) * EXPERT,
@@ -186,17 +185,9 @@ def config(source: dict[str, Tensor]) -> dict[str, Any]:
         "num_key_value_heads": HEADS,
         "n_routed_experts": EXPERTS,
         "num_experts_per_tok": EXPERTS,
-        "n_shared_experts": 1,
         "routed_scaling_factor": float(EXPERTS),
-        "norm_topk_prob": True,
-        "n_group": 1,
-        "topk_group": 1,
-        "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc",
         "first_k_dense_replace": DENSE_LAYERS,
         "mlp_layer_types": ["dense"] * DENSE_LAYERS + ["sparse"] * (layers - DENSE_LAYERS),
-        "moe_layer_freq": 1,
-        "ep_size": 1,
         "q_lora_rank": HIDDEN,
         "kv_lora_rank": HIDDEN,
         "qk_nope_head_dim": NOPE,
@@ -209,56 +200,27 @@ def config(source: dict[str, Tensor]) -> dict[str, Any]:
         "index_topk": CONTEXT,
         "indexer_types": ["full"] * layers,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e5**0.75},
-        "rope_interleave": True,
-        "indexer_rope_interleave": True,
         "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-        "use_cache": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 2,
     }
 
 
-def _tokenizer(metadata: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer(metadata: dict[str, Any]) -> str:
     """Build tokenizer.json, byte-level BPE, from GGUF's lists of tokens and merges."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     control = 3  # GGUF's type of special tokens
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": token, **flags}
-            for index, (token, type_) in enumerate(zip(tokens, types, strict=True))
-            if type_ == control
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, bytes_of],
-        },
-        "post_processor": None,
-        "decoder": {**bytes_of, "add_prefix_space": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": metadata["tokenizer.ggml.merges"],
-        },
-    }
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == control]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    text: str = tokenizer.to_str(pretty=True)
+    return text
 
 
 def _tokenizer_config() -> dict[str, Any]:
