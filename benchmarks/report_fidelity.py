@@ -39,8 +39,7 @@ from tools.fidelity_checkpoints import (
 from tools.smollm2_table import RealRow, smollm2_checks, smollm2_table
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
-from glm5_ascend.fidelity.evaluation.intervals import Interval, mean_interval
-from glm5_ascend.fidelity.evaluation.metrics import Metric, metrics
+from glm5_ascend.fidelity.evaluation.metrics import Interval, Metric, mean_interval, metrics
 from glm5_ascend.fidelity.evaluation.windows import read_windows
 
 WINDOW = 512

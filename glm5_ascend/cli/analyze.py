@@ -11,7 +11,7 @@ from glm5_ascend.fidelity.options import AnalyzeOptions
     "analyze GLM-5.2 --recipe glm-5.2-w4a8 --seq-len 4096 --out r.yaml", json=True,
 )  # fmt: skip
 def run(options: AnalyzeOptions, output: Output) -> int:
-    """Show where a recipe loses accuracy, by layer, module and expert; propose what to keep in more bits."""
+    """Show where a recipe loses accuracy, by layer and unit; propose what to keep in more bits."""
     from glm5_ascend.cli.progress import ProgressBar, console
     from glm5_ascend.fidelity.api import run_analysis
 

@@ -14,7 +14,7 @@ from glm5_ascend.fidelity.options import EvaluateOptions
     "eval --url http://127.0.0.1:8000 --against GLM-5 --windows 8", json=True,
 )  # fmt: skip
 def run(options: EvaluateOptions, output: Output) -> int:
-    """Measure the loss of a quantization: KL, top-1, flips, NLL, routing and answers against the source."""
+    """Measure the loss of a quantization: KL, top-1, flips, NLL and routing against the source."""
     from glm5_ascend.cli.progress import ProgressBar
     from glm5_ascend.fidelity.api import run_evaluation
 

@@ -36,7 +36,7 @@ def verify(options: VerifyOptions) -> Report:
         ConfigError, CheckpointError: `directory` or `against` is not a GLM-5 checkpoint. Defects inside a quantized
             checkpoint are findings.
     """
-    directory, deep = Path(options.directory), options.deep
+    directory = Path(options.directory)
     engine = None if options.engine is None else ServingEngine(options.engine)
     other = None if options.against is None else Path(options.against)
     report = Report(directory, other)
@@ -50,24 +50,19 @@ def verify(options: VerifyOptions) -> Report:
     doubts = Doubts(checkpoint)
     schemes = check_description(checkpoint, report)
     checked = Checked(checkpoint, schemes, complete=check_tensors(checkpoint, schemes, report))
-    if not deep and other is None:
+    if options.deep or source is not None:
+        _check_values(checked, report, doubts)
+        if source is not None:
+            compare_text_files(checkpoint, source.directory, report)
+            compare_source(checked, source, report)
+        add_doubts(doubts.report, report)
+        report.unchecked += _unchecked(checked, source is not None)
+    else:
         check_mtp(checked, False, report)
         report.unchecked.append("values and hashes: the quick check reads names, dtypes and shapes")
-        _report_engine(engine, checked, report)
-        return report
-    _check_values(checked, report, doubts)
-    if source is not None:
-        compare_text_files(checkpoint, source.directory, report)
-        compare_source(checked, source, report)
-    add_doubts(doubts.report, report)
-    report.unchecked += _unchecked(checked, source is not None)
-    _report_engine(engine, checked, report)
-    return report
-
-
-def _report_engine(engine: str | None, checked: Checked, report: Report) -> None:
     if engine is not None:
-        check_engine(checked, ServingEngine(engine), report)
+        check_engine(checked, engine, report)
+    return report
 
 
 def _unchecked(checked: Checked, compared: bool) -> list[str]:

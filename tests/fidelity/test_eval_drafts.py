@@ -39,11 +39,12 @@ def plain(directory: Path) -> torch.Tensor:
 
 
 def test_drafts_are_those_of_the_plain_forward(tiny_source: Path) -> None:
-    comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True).drafts
-    expected = plain(tiny_source)
-    assert comparison is not None and expected.any()
-    assert torch.equal(comparison.reference, expected) and torch.equal(comparison.quantized, expected)
-    assert torch.equal(comparison.select(torch.tensor([1, 3])).quantized, expected[[1, 3]])
+    comparison, expected = compare(tiny_source, tiny_source, WINDOWS, drafts=True), plain(tiny_source)
+    assert expected.any()
+    for accepted in (comparison.drafts_reference, comparison.drafts_quantized):
+        assert accepted is not None and torch.equal(accepted, expected)
+    some = comparison.select(torch.tensor([1, 3])).drafts_quantized
+    assert some is not None and torch.equal(some, expected[[1, 3]])
 
 
 def drafts(directory: Path) -> torch.Tensor:
@@ -70,9 +71,9 @@ def test_a_rotated_model_drafts_the_same_only_with_its_rotation(
 
 def test_steps_get_shorter_as_drafts_are_refused(tiny_source: Path) -> None:
     comparison = compare(tiny_source, tiny_source, WINDOWS, drafts=True)
-    assert comparison.drafts is not None
-    comparison.drafts.reference[:], comparison.drafts.quantized[:] = True, True
-    comparison.drafts.quantized[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
+    assert comparison.drafts_reference is not None and comparison.drafts_quantized is not None
+    comparison.drafts_reference[:], comparison.drafts_quantized[:] = True, True
+    comparison.drafts_quantized[:, ::2] = False  # 19 of 38: 1.5 instead of 2 tokens a step
     rows = {row.name: row for row in metrics(comparison)}
     assert (rows["draft_source"].value, rows["draft_quantized"].value) == (1, 0.5)
     assert rows["draft_step_change"].value == pytest.approx(-0.25)
@@ -81,6 +82,7 @@ def test_steps_get_shorter_as_drafts_are_refused(tiny_source: Path) -> None:
 
 def test_no_mtp_layer_no_drafts(tmp_path: Path, tiny_source: Path) -> None:
     bare = write_tiny_model(tmp_path / "bare", num_nextn_predict_layers=0)
-    assert compare(bare, bare, WINDOWS, drafts=True).drafts is None
-    assert compare(tiny_source, tiny_source, [window[:2] for window in WINDOWS], drafts=True).drafts is None
-    assert compare(tiny_source, tiny_source, WINDOWS).drafts is None
+    assert compare(bare, bare, WINDOWS, drafts=True).drafts_reference is None
+    short = [window[:2] for window in WINDOWS]
+    assert compare(tiny_source, tiny_source, short, drafts=True).drafts_reference is None
+    assert compare(tiny_source, tiny_source, WINDOWS).drafts_reference is None

@@ -11,8 +11,7 @@ from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.evaluation import head
 from glm5_ascend.fidelity.evaluation import stored_model as stored
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
-from glm5_ascend.fidelity.evaluation.intervals import mean_interval
-from glm5_ascend.fidelity.evaluation.metrics import metrics, p99
+from glm5_ascend.fidelity.evaluation.metrics import mean_interval, metrics, p99
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
 from tests.conftest import Quantized

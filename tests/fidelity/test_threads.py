@@ -29,9 +29,9 @@ WINDOWS = list(torch.randint(7, 263, (5, 40), generator=torch.Generator().manual
 
 
 def tensors(comparison: FidelityComparison) -> list[torch.Tensor]:
-    assert comparison.drafts is not None
+    assert comparison.drafts_reference is not None and comparison.drafts_quantized is not None
     shares = [share for layer in comparison.layers for share in (layer.experts, layer.indexer) if share is not None]
-    drafts = [comparison.drafts.reference, comparison.drafts.quantized]
+    drafts = [comparison.drafts_reference, comparison.drafts_quantized]
     return [comparison.kl, comparison.nll_reference, comparison.nll_quantized, comparison.same_top1, *shares, *drafts]
 
 

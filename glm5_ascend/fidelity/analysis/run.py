@@ -38,13 +38,12 @@ class Analysis:
     """A checked job and its measurements.
 
     Attributes:
-        recipe_path, plan: the recipe. text: the calibration file.
+        recipe_path, plan: the recipe.
         layers: empty until `analyze` has run.
     """
 
     options: AnalyzeOptions
     recipe_path: Path
-    text: Path
     plan: QuantizationPlan
     calibration: CalibrationSet
     notes: list[str] = field(default_factory=list)
@@ -70,7 +69,7 @@ def prepare(options: AnalyzeOptions) -> Analysis:
         if recipe.spec.fallback is not None and recipe.cache_steps:
             raise RecipeError(f"{problem}: the recipe's rule keys_lost cannot be judged", f"give --seq-len {2 * topk}")
         notes.append(f"{problem} (--seq-len {2 * topk})")
-    return Analysis(options, path, text, plan, calibration, notes)
+    return Analysis(options, path, plan, calibration, notes)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import torch
 
 from glm5_ascend.checkpoint.workers import Workers, cores
 from glm5_ascend.errors import CheckFailedError, EvaluationError
-from glm5_ascend.fidelity.evaluation.drafts import DraftComparison, accepted, draft_tokens
+from glm5_ascend.fidelity.evaluation.drafts import accepted, draft_tokens
 from glm5_ascend.fidelity.evaluation.head import ROWS, divergence, softmax_of
 from glm5_ascend.fidelity.evaluation.stored_layer import BLOCK_WEIGHTS
 from glm5_ascend.fidelity.evaluation.stored_model import ATTENTION, MLP, VOCABULARY_BLOCK, StoredModel, Walk
@@ -50,6 +50,7 @@ class FidelityComparison:
         kl: fp64, KL(reference || quantized); with a server a lower bound.
         nll_reference, nll_quantized: fp64, of the true next token.
         same_top1, right_reference, right_quantized: bool; right: the true next token has the largest probability.
+        drafts_reference, drafts_quantized: bool [windows, window - 2], accepted drafts of the MTP layer; None without.
     """
 
     kl: torch.Tensor
@@ -60,7 +61,8 @@ class FidelityComparison:
     right_quantized: torch.Tensor
     layers: list[LayerAgreement] = field(default_factory=list)
     kl_is_bound: bool = False
-    drafts: DraftComparison | None = None
+    drafts_reference: torch.Tensor | None = None
+    drafts_quantized: torch.Tensor | None = None
 
     def select(self, windows: torch.Tensor) -> FidelityComparison:
         """The comparison of the windows with these indices, int64 [n]."""
@@ -69,9 +71,8 @@ class FidelityComparison:
             return None if share is None else share[windows]
 
         layers = [LayerAgreement(layer.layer, pick(layer.experts), pick(layer.indexer)) for layer in self.layers]
-        drafts = None if self.drafts is None else self.drafts.select(windows)
         tensors: dict[str, Any] = {k: v[windows] for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors, layers=layers, drafts=drafts)
+        return replace(self, **tensors, layers=layers)
 
 
 #: Keys of config.json that must agree for two checkpoints to be one model in two precisions.
@@ -129,10 +130,10 @@ def compare(
             (sides[0].best == true[:, 0]).view(shape), (sides[1].best == true[:, 0]).view(shape), agreements,
         )  # fmt: skip
         if drafts and layers and len(windows[0]) > 2:
-            comparison.drafts = DraftComparison(*(
+            comparison.drafts_reference, comparison.drafts_quantized = (
                 accepted(draft_tokens(model, normed, windows, workers), side.best)
                 for model, normed, side in zip(models, inputs, sides, strict=True)
-            ))  # fmt: skip
+            )
     return comparison
 
 

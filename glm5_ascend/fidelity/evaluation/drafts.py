@@ -8,26 +8,12 @@ draft costs time, not accuracy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from glm5_ascend.checkpoint.workers import Workers, in_order
 from glm5_ascend.fidelity.evaluation.head import softmax_of
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
 from glm5_ascend.model import layers
-
-
-@dataclass(frozen=True)
-class DraftComparison:
-    """Acceptance of every draft of the reference and the quantized model, bool [windows, window - 2]."""
-
-    reference: torch.Tensor
-    quantized: torch.Tensor
-
-    def select(self, windows: torch.Tensor) -> DraftComparison:
-        """The comparison of the windows with these indices, int64 [n]."""
-        return DraftComparison(self.reference[windows], self.quantized[windows])
 
 
 def draft_tokens(
@@ -57,5 +43,8 @@ def draft_tokens(
 
 
 def accepted(drafts: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Compare each draft with `best`, the main model's most probable ids [windows x (length - 1)]."""
+    """Compare each draft with `best`, the main model's most probable ids [windows x (length - 1)].
+
+    Returns bool [windows, length - 2].
+    """
     return best.view(len(drafts), -1)[:, 1:] == drafts[:, :-1]
