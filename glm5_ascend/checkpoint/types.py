@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 FLOAT, W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC = "FLOAT", "W8A8_DYNAMIC", "W8A8", "W4A8_DYNAMIC"
 QUANTIZED = (W8A8_DYNAMIC, W8A8, W4A8_DYNAMIC)
-#: What a linear layer and what routed experts can be in an engine that reads the format.
-LINEAR_TYPES = (FLOAT, W8A8_DYNAMIC, W8A8)
-EXPERT_TYPES = (FLOAT, W8A8_DYNAMIC, W4A8_DYNAMIC)
 
 #: Q^T diag(g) Q of the final norm's gain g: what a rotated model hands to its MTP layer. No entry in the description.
 ROT_NAME = "rot.weight"

@@ -15,7 +15,6 @@ from glm5_ascend.checkpoint.types import (
     DESCRIPTION_NAME,
     FLOAT,
     INDEXER_CACHE_SUFFIX,
-    LINEAR_TYPES,
     ROT_NAME,
     W4A8_DYNAMIC,
     W8A8_DYNAMIC,
@@ -65,7 +64,7 @@ def check_engine(checked: Checked, engine: ServingEngine, report: Report) -> Non
 
 
 def _sglang_types(checked: Checked, report: Report) -> None:
-    """Report types that stop the start, or that only log a line and then compute wrong numbers."""
+    """Report types that stop the start."""
     checkpoint = checked.checkpoint
     for layer in range(checkpoint.config.num_hidden_layers):
         prefix = checkpoint.config.spec.layer_prefix(layer)
@@ -78,20 +77,6 @@ def _sglang_types(checked: Checked, report: Report) -> None:
                 tensor=f"{odd[0]}.weight",
                 file=DESCRIPTION_NAME,
                 fix="give these experts W8A8_DYNAMIC in the recipe, the widest type that it runs, and quantize again",
-            )
-    for key, scheme in (checkpoint.description or {}).items():
-        dense = (
-            key.endswith(".weight")
-            and not checkpoint.config.spec.is_routed(key)
-            and key.removesuffix(".weight") in checked.schemes
-        )
-        if dense and scheme not in LINEAR_TYPES:
-            report.error(
-                "engine.linear_type",
-                f"{scheme!r:.40}: SGLang logs a line and loads the layer in float ({_MODELSLIM}:330)",
-                tensor=key,
-                file=DESCRIPTION_NAME,
-                fix=f"one of {', '.join(LINEAR_TYPES)}: quantize again",
             )
 
 

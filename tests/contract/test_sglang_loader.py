@@ -171,4 +171,4 @@ def test_an_unknown_type_of_a_linear_is_a_line_of_the_log(
     folder = require(results[UNKNOWN])  # it starts
     assert "Unsupported Linear modelslim scheme: ['W4A8_DYNAMIC']" in (folder / "log.txt").read_text()
     ids = {finding.id for finding in verify(checkpoints[UNKNOWN], engine="sglang", deep=False).findings}
-    assert "engine.linear_type" in ids
+    assert "description.not_runnable" in ids
