@@ -40,7 +40,7 @@ from tools.smollm2_table import RealRow, smollm2_checks, smollm2_table
 
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.metrics import Interval, Metric, mean_interval, metrics
-from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.fidelity.evaluation.windows import read_tasks
 
 WINDOW = 512
 #: Recipe -> msModelSlim's with the same bits.
@@ -104,7 +104,7 @@ def answers(directory: Path, questions: int) -> dict[str, Any]:
 def table(source: Path, work: Path, options: argparse.Namespace, questions: int) -> list[Row]:
     """All recipes on one model."""
     work.mkdir(exist_ok=True)
-    windows = read_windows(None, source, WINDOW, options.windows)
+    windows = read_tasks(None, source, WINDOW, options.windows).windows
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     rows: dict[str, Row] = {}
     for recipe in PEER if options.peer else ():
@@ -129,7 +129,7 @@ def table(source: Path, work: Path, options: argparse.Namespace, questions: int)
 def flash_table(source: Path, work: Path, options: argparse.Namespace) -> list[Row]:
     """GLM-5.3-Flash's recipes; ratios are to plain rounding."""
     work.mkdir(exist_ok=True)
-    windows = read_windows(None, source, WINDOW, options.windows)
+    windows = read_tasks(None, source, WINDOW, options.windows).windows
     texts = [calibration(options.work, seed) for seed in range(options.seeds)]
     control = quantized(source, work / "rtn", str(plain_flash(options.work)), [])
     rows = [Row("plain rounding", [compare(control, source, windows)] * len(texts))]

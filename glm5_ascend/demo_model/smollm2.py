@@ -166,7 +166,6 @@ def _experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layers_of(source: dict[str, Tensor]) -> int:
-    """Return the number of layers of a model with GGUF's names."""
     return sum(name.endswith(".attn_q.weight") for name in source)
 
 

@@ -20,7 +20,9 @@ from glm5_ascend.fidelity.options import AnalyzeOptions, EvaluateOptions
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.model_card import add_accuracy, check_card
 from glm5_ascend.quantize.options import parse_size
+from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.progress import Progress, silent
+from glm5_ascend.quantize.recipe import Recipe
 from glm5_ascend.report import page
 from glm5_ascend.serve.client import Client, server_address
 
@@ -114,7 +116,7 @@ def _propose(report: AnalysisReport, limit: int, out: Path | None) -> None:
     analysis = report.analysis
     report.steps = propose((unit for layer in analysis.layers for unit in layer.units), report.output_bytes, limit)
     value = recipes.with_fallbacks(analysis.recipe_path, analysis.plan.config, report.changes, report.wide_caches)
-    report.output_bytes = recipes.output_bytes(analysis.plan.source, value)
+    report.output_bytes = QuantizationPlan(analysis.plan.source, Recipe.model_validate(value)).output_bytes
     if out is not None:
         name, share = analysis.options.recipe, report.noise_removed / report.noise
         comment = [

@@ -65,7 +65,6 @@ class Doubts:
     _empty: list[tuple[str, str, int, float]] = field(default_factory=list)  # module, kind, rows, their scale
 
     def doubt(self, id: str, name: str, message: str, level: str = "error") -> None:
-        """Report something about the tensor `name`."""
         say = self.report.error if level == "error" else self.report.warning
         say(id, message, tensor=name, fix=_SOURCE)
 

@@ -10,7 +10,7 @@ import pytest
 
 from glm5_ascend.checkpoint.texts import Packer, Piece, opening
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
-from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from glm5_ascend.quantize.calibration.dataset import load_calibration
 from tests.support.tiny_model import VOCAB_SIZE, write_tokenizer
 
@@ -78,8 +78,11 @@ def test_calibration_and_windows(tiny_source: Path, tmp_path: Path) -> None:
     assert len(calibration.sequences) >= 6 and all(s[:2].tolist() == ids for s in calibration.sequences)
     (tmp_path / "text.txt").write_text("many words " * 60)
     for path in (mixed, tmp_path / "text.txt", None):
-        windows = read_windows(path, tiny_source, 32, 8)
+        windows = read_tasks(path, tiny_source, 32, 8).windows
         assert len(windows) == 8 and all(len(w) == 32 and w[:2].tolist() == ids for w in windows)
     other = Path(shutil.copytree(tiny_source, tmp_path / "other"))
     (other / "chat_template.jinja").write_text(REST)
-    assert read_windows(None, other, 32, 1)[0][:30].tolist() == read_windows(None, tiny_source, 32, 1)[0][2:].tolist()
+    assert (
+        read_tasks(None, other, 32, 1).windows[0][:30].tolist()
+        == read_tasks(None, tiny_source, 32, 1).windows[0][2:].tolist()
+    )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.cli import usage
-from glm5_ascend.verify import Report
 from tests.support.command import assert_one_clear_line, glm5_ascend
 from tests.support.tiny_model import write_calibration
 

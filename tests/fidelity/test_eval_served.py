@@ -11,7 +11,7 @@ import torch
 from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.served import lower_bound
-from glm5_ascend.fidelity.evaluation.windows import read_windows
+from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from tests.serve.support.chat import API_KEY
 from tests.support.command import in_process
 
@@ -31,7 +31,7 @@ def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, 
     assert done.returncode == 0, done.stderr
     served = json.loads(done.stdout)
     comparison = compare(
-        rotated_checkpoint, trained_checkpoint, read_windows(None, trained_checkpoint, WINDOW, WINDOWS)
+        rotated_checkpoint, trained_checkpoint, read_tasks(None, trained_checkpoint, WINDOW, WINDOWS).windows
     )
     here = {row.name: row.value for row in metrics(comparison)}
     assert served["nll_source"] == pytest.approx(here["nll_source"], rel=1e-6)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.verify import Report, verify
+from glm5_ascend.checkpoint.checks.report import Report
+from glm5_ascend.verify import verify
 from tests.conftest import Quantized
 from tests.verify.faults import flash, keys, texts, values
 from tests.verify.faults.row import ALL, HASHES, QUICK, SOURCE, Linked, Row

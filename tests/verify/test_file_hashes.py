@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import FLOATS
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.output import sha256
 from glm5_ascend.checkpoint.types import ROT_FILE
-from glm5_ascend.verify import Report, verify
+from glm5_ascend.verify import verify
 from glm5_ascend.verify.checked import Checked
 from glm5_ascend.verify.description import check_description
 from glm5_ascend.verify.open_checkpoint import open_directory

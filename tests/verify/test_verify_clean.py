@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.training.outliers import plant
+from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import QUANTIZED
 from glm5_ascend.errors import CheckpointError, ConfigError
-from glm5_ascend.verify import Report, verify
+from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf

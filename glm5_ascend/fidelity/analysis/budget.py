@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks
-from glm5_ascend.quantize.recipe import FallbackRules
 from glm5_ascend.report.units import format_bytes
 
 
@@ -25,13 +23,6 @@ class Fallback:
     after: str
     gain: float
     nbytes: int
-
-
-def wide_caches(layers: Iterable[AnalyzedLayer], rules: FallbackRules | None) -> list[int]:
-    """Layers whose indexer cache changes more keys than the rules allow; none without rules."""
-    if rules is None:
-        return []
-    return [layer.layer for layer in layers if layer.cache is not None and layer.cache.lost > rules.keys_lost]
 
 
 def propose(units: Iterable[Unit], output_bytes: int, budget: int) -> list[Fallback]:

@@ -10,14 +10,12 @@ from typing import Any
 import yaml
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.checkpoint.source import Source
 from glm5_ascend.errors import OutputError
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.files.written import write_named
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.plan import QuantizationPlan
-from glm5_ascend.quantize.recipe import LinearQuant, Recipe, recipe_content
+from glm5_ascend.quantize.recipe import LinearQuant, recipe_content
 from glm5_ascend.quantize.selector import Selector
 
 
@@ -76,11 +74,6 @@ def check_path(path: Path) -> None:
         raise OutputError(f"{path}: exists", "name another file with --out, or remove it")
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "create it, or name another file with --out")
-
-
-def output_bytes(source: Source, value: dict[str, Any]) -> int:
-    """Size of the output of `quantize` with this recipe, by the quantizer's plan, which refuses a bad recipe."""
-    return QuantizationPlan(source, Recipe.model_validate(value)).output_bytes
 
 
 def write(path: Path, value: dict[str, Any], comment: list[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from glm5_ascend.errors import json_frame
-from glm5_ascend.fidelity.analysis.budget import Fallback, final_types, wide_caches
+from glm5_ascend.fidelity.analysis.budget import Fallback, final_types
 from glm5_ascend.fidelity.analysis.layer import AnalyzedLayer
 from glm5_ascend.fidelity.analysis.run import Analysis
 from glm5_ascend.fidelity.analysis.units import Unit
@@ -43,8 +44,10 @@ class AnalysisReport:
 
     @property
     def wide_caches(self) -> list[int]:
-        """Layers whose indexer cache stays in 16 bits by the recipe's rules."""
-        return wide_caches(self.analysis.layers, self.analysis.plan.recipe.spec.fallback)
+        """Layers whose indexer cache stays in 16 bits, because it changes more keys than the recipe's rules allow."""
+        rules = self.analysis.plan.recipe.spec.fallback
+        limit = math.inf if rules is None else rules.keys_lost
+        return [layer.layer for layer in self.analysis.layers if layer.cache is not None and layer.cache.lost > limit]
 
     @property
     def noise(self) -> float:

@@ -83,7 +83,6 @@ def fallbacks(scheme: str) -> tuple[str, ...]:
 
 
 def stored_bytes(plan: QuantizationPlan, prefix: str, linear: Linear, scheme: str) -> int:
-    """Stored bytes of a linear with type `scheme`."""
     out, inp = linear.shape(plan.config.sizes)
     if scheme == schemes.FLOAT:
         return int(plan.source.dtype(prefix + linear.tensor_name).itemsize * out * inp)

@@ -46,7 +46,6 @@ class Criterion:
         return GRADES[sum(self.sign * value > self.sign * limit for limit in (self.good, self.fair))]
 
     def limit_text(self, limit: float) -> str:
-        """A limit with its unit."""
         return f"{limit:g} nats" if self.metric in _NATS else f"{limit:.0%}"
 
 
@@ -87,7 +86,6 @@ class GradedMetric:
 
     @property
     def name(self) -> str:
-        """The label, with its task."""
         return self.criterion.label + (f" of {self.task}" if self.task else "")
 
     @property
@@ -104,7 +102,6 @@ class GradedMetric:
 
     @property
     def threshold(self) -> str:
-        """Both limits in words."""
         good, fair = (self.criterion.limit_text(limit) for limit in (self.criterion.good, self.criterion.fair))
         return f"good up to {good}, fair up to {fair}"
 

@@ -62,7 +62,6 @@ class EvaluationReport:
 
     @property
     def tokens(self) -> int:
-        """Positions with a prediction."""
         return self.windows * max(0, self.window - 1)
 
     def card_figures(self, text: Path | None) -> tuple[list[tuple[str, str]], str]:

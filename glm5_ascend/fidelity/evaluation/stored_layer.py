@@ -77,7 +77,6 @@ class StoredLayer:
         return out
 
     def scheme(self, name: str) -> str:
-        """Type of a linear."""
         return str(self.description.get(f"{self.prefix}{name}.weight", schemes.FLOAT))
 
     def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:

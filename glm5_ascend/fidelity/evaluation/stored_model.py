@@ -94,7 +94,6 @@ class StoredModel:
             self.files.read_ahead(f"{self.config.spec.layer_prefix(layer)}{name}.weight")
 
     def expert_names(self, layer: int, expert: int) -> list[str]:
-        """Full names of the weights of a routed expert."""
         prefix = self.config.spec.layer_prefix(layer)
         return [prefix + linear.tensor_name for linear in self.config.spec.expert_linears(expert)]
 

@@ -24,14 +24,8 @@ class TextWindows:
     tasks: list[str]
 
     def by_task(self) -> dict[str, torch.Tensor]:
-        """Indices of each named task's windows."""
         names = dict.fromkeys(filter(None, self.tasks))
         return {name: torch.tensor([i for i, task in enumerate(self.tasks) if task == name]) for name in names}
-
-
-def read_windows(path: Path | None, source: Path, length: int, limit: int) -> list[torch.Tensor]:
-    """The windows of `read_tasks`, without their tasks."""
-    return read_tasks(path, source, length, limit).windows
 
 
 def read_tasks(path: Path | None, source: Path, length: int, limit: int) -> TextWindows:

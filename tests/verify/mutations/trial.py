@@ -8,8 +8,9 @@ import traceback
 from pathlib import Path
 from random import Random
 
+from glm5_ascend.checkpoint.checks.report import CheckpointFinding, Report
 from glm5_ascend.errors import Glm5Error
-from glm5_ascend.verify import CheckpointFinding, Report, verify
+from glm5_ascend.verify import verify
 from tests.verify.mutations import (
     kinds_bytes,
     kinds_index,
