@@ -135,8 +135,8 @@ class EvaluationReport:
         ):
             differ = {layer: 1 - share for layer, share in shares if share is not None}
             if differ:
-                cells = [(str(layer), f"{share:.2%}") for layer, share in differ.items()]
-                yield Section(title, (), ("layer", "share"), cells, list(differ.values()))
+                by_layer = [(str(layer), f"{share:.2%}") for layer, share in differ.items()]
+                yield Section(title, (), ("layer", "share"), by_layer, list(differ.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
