@@ -24,6 +24,7 @@ from torch import Tensor
 
 from glm5_ascend.demo_model.resources import data_folder, require_empty
 from glm5_ascend.demo_model.smollm2_wheel import read_wheel
+from glm5_ascend.files.untrusted import read_json_object
 from glm5_ascend.files.written import new_folder, write_file
 
 HIDDEN, HEADS, KV_HEADS, HEAD = 576, 9, 3, 64
@@ -172,8 +173,7 @@ def layers_of(source: dict[str, Tensor]) -> int:
 def config(source: dict[str, Tensor]) -> dict[str, Any]:
     """Return the content of config.json: that of the shipped GLM-5 with other sizes."""
     layers = layers_of(source)
-    shipped: dict[str, Any] = json.loads((data_folder() / "config.json").read_text(encoding="utf-8"))
-    return shipped | {
+    return read_json_object(data_folder() / "config.json") | {
         "vocab_size": len(source["token_embd.weight"]),
         "hidden_size": HIDDEN,
         "intermediate_size": (EXPERTS + 1) * EXPERT,
