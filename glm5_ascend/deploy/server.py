@@ -101,8 +101,8 @@ def server_command(
     env, argv = built.env, built.argv
     if profile.engine == SGLANG:
         key = os.environ.get(KEY_VARIABLE, "")  # SGLang reads no variable: it gets the key by its flag
-        given = not key or value_of(argv, "--api-key")
-        return ServerCommand(merged_environment(env), argv if given else [*argv, "--api-key", key])
+        complete = not key or value_of(argv, "--api-key")
+        return ServerCommand(merged_environment(env), argv if complete else [*argv, "--api-key", key])
     ours = [] if "--headless" in argv else list(GUARDS)
     if profile.platform == CPU:
         refuse_flags(load_config(checkpoint.directory), argv)

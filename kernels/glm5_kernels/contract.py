@@ -84,7 +84,7 @@ def check(operands: Any) -> None:
 
 
 def _signature(operand: Any) -> Any:
-    """What contracts and their `rules` see of an operand."""
+    """Everything of an operand that contracts and their `rules` look at."""
     if isinstance(operand, torch.Tensor):
         return operand.shape, operand.dtype, operand.device, operand.stride()
     if isinstance(operand, tuple):

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.server
 pytest.importorskip("vllm")
 
 
-def source(place: str) -> str:
+def source(location: str) -> str:
     """The first digits of the SHA-256 of the source of a class or function in vLLM."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
-    file, _, path = place.partition(":")
+    file, _, path = location.partition(":")
     text = (Path(spec.origin).parent / file).read_text()
     node: ast.AST = ast.parse(text)
     for name in path.split("."):
@@ -28,14 +28,14 @@ def source(place: str) -> str:
     return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[:12]
 
 
-@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.place)
+@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.location)
 def test_vllm_is_as_the_patch_was_written_for(patch: compat.Patch) -> None:
-    assert source(patch.place) == patch.source, (
-        f"{patch.place} changed; is {patch.ours} right, and needed: {patch.until}?"
+    assert source(patch.location) == patch.source, (
+        f"{patch.location} changed; is {patch.ours} right, and needed: {patch.until}?"
     )
 
 
-@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.place)
+@pytest.mark.parametrize("patch", compat.PATCHES, ids=lambda patch: patch.location)
 def test_what_takes_its_place_exists(patch: compat.Patch) -> None:
     for name in patch.ours.split(", "):
         module, _, attribute = name.rpartition(".")

@@ -190,8 +190,8 @@ def _planned(acceptance: Acceptance, per_step: float = 0.0) -> dict[str, Any]:
     """The data of `plan --json` for the profile's layout. per_step: measured tokens per step, 0: not measured."""
     role, nodes = list(acceptance.profile.roles.values())[-1], int(acceptance.profile.hardware["nodes"])
     drafts = int((role.args.get("speculative-config") or {}).get("num_speculative_tokens", 0))
-    known = len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args
-    layout = Layout(engine_of(role, acceptance.profile.line)).text() if known else None
+    single_engine = len(acceptance.profile.roles) == 1 and "tensor-parallel-size" in role.args
+    layout = Layout(engine_of(role, acceptance.profile.line)).text() if single_engine else None
     hardware = str(acceptance.profile.hardware["node"])
     report = plan(
         acceptance.directory, hardware=hardware, nodes=nodes, workload=acceptance.load, mtp=drafts, layout=layout,

@@ -144,7 +144,7 @@ def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
 
 
 def quick_check(directory: Path, engine: str | None) -> list[str]:
-    """What `verify` finds in the headers of a quantized checkpoint for one of its engines, or all of them."""
+    """Return the errors of `verify` in the headers of a quantized checkpoint, for one engine or for all."""
     if not (directory / DESCRIPTION_NAME).is_file():
         return []
     from glm5_ascend.verify import verify  # loads torch

@@ -90,28 +90,28 @@ def open_command(role: Role, model: str, extra: list[str], host: str | None = No
     return ServerCommand(dict(role.env), argv + extra)
 
 
-def command(profile: Profile, role: Role, place: ServeOptions, model: str, extra: list[str]) -> ServerCommand:
-    """The command of one server, with all words filled in. place: of its machine, rank and address.
+def command(profile: Profile, role: Role, options: ServeOptions, model: str, extra: list[str]) -> ServerCommand:
+    """The command of one server, with all words filled in. options: machine, rank and address.
 
     Raises:
-        ConfigError: the profile has no such server, or the command needs a word that `place` does not give.
+        ConfigError: the profile has no such server, or the command needs a word that `options` does not give.
     """
-    check_place(profile, role, place)
-    first = role.port if place.port is None else place.port
+    check_options(profile, role, options)
+    first = role.port if options.port is None else options.port
     words = {
-        "head": place.head,
-        "ip": place.ip,
-        "nic": place.nic,
-        "node": str(place.node),
-        "store": place.head,
-        "start_rank": str(place.node * role.local_ranks),
-        "rank": str(place.node * role.local_ranks + place.rank),
-        "devices": ",".join(str(place.rank * role.rank_dies + i) for i in range(role.rank_dies)),
-        "port": str(first + place.rank),
+        "head": options.head,
+        "ip": options.ip,
+        "nic": options.nic,
+        "node": str(options.node),
+        "store": options.head,
+        "start_rank": str(options.node * role.local_ranks),
+        "rank": str(options.node * role.local_ranks + options.rank),
+        "devices": ",".join(str(options.rank * role.rank_dies + i) for i in range(role.rank_dies)),
+        "port": str(first + options.rank),
     }
-    unfilled = open_command(role, model, extra, place.host)
+    unfilled = open_command(role, model, extra, options.host)
     env = {name: fill(value, words, profile) for name, value in unfilled.env.items()}
-    return ServerCommand(env, headless(role, place.node, [fill(arg, words, profile) for arg in unfilled.argv]))
+    return ServerCommand(env, headless(role, options.node, [fill(arg, words, profile) for arg in unfilled.argv]))
 
 
 def headless(role: Role, node: int, argv: list[str]) -> list[str]:
@@ -136,25 +136,25 @@ def fill(text: str, words: Mapping[str, str], profile: Profile) -> str:
     return _WORD.sub(filled, text)
 
 
-def check_place(profile: Profile, role: Role, place: ServeOptions) -> None:
+def check_options(profile: Profile, role: Role, options: ServeOptions) -> None:
     """Raises `ConfigError` if the role has no such node or rank, or for an address or interface that is none."""
-    for option, value in (("--head", place.head), ("--host", place.host or ""), ("--nic", place.nic)):
+    for option, value in (("--head", options.head), ("--host", options.host or ""), ("--nic", options.nic)):
         if not _HOST.fullmatch(value):
             raise ConfigError(f"{option} {shown(value)}: not a name or address", "letters, digits and . : _ - @ only")
-    if place.ip:
+    if options.ip:
         try:
-            ipaddress.ip_address(place.ip)
+            ipaddress.ip_address(options.ip)
         except ValueError:
-            raise ConfigError(f"--ip {shown(place.ip)}: not an IP address", "such as 10.0.0.2") from None
-    if place.node >= role.nodes:
+            raise ConfigError(f"--ip {shown(options.ip)}: not an IP address", "such as 10.0.0.2") from None
+    if options.node >= role.nodes:
         raise ConfigError(
-            f"--node {place.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
+            f"--node {options.node}: role {role.name} of {profile.name} has nodes 0 to {role.nodes - 1}",
             "give one of them",
         )
     ranks = role.local_ranks if role.per_rank else 1
-    if place.rank >= ranks:
+    if options.rank >= ranks:
         hint = f"has servers 0 to {ranks - 1} on each node" if role.per_rank else "has one server per node"
-        raise ConfigError(f"--rank {place.rank}: role {role.name} of {profile.name} {hint}", "give one of them")
+        raise ConfigError(f"--rank {options.rank}: role {role.name} of {profile.name} {hint}", "give one of them")
 
 
 def heading(profile: Profile) -> list[str]:

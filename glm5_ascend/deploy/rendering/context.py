@@ -144,7 +144,7 @@ class Server:
         )  # fmt: skip
 
     def objects(self) -> str:
-        """Its objects of Kubernetes. HCCL and Mooncake between machines use the machines' addresses."""
+        """Kubernetes objects of the role. HCCL and Mooncake between machines use the machines' addresses."""
         files, role = self.files, self.role
         profile, host_network = files.profile, files.values.network.host
         if host_network is None:

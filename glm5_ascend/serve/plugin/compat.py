@@ -15,14 +15,14 @@ class Patch(NamedTuple):
     """One patch.
 
     Attributes:
-        place: file of vLLM, and the class or function in it.
+        location: file of vLLM, and the class or function in it.
         ours: module and name here that takes its place or relies on it.
         reason: what is wrong or missing without it. gain: what it gives, measured where it is about speed or memory.
         until: when it can go.
         source: the first 12 digits of the SHA-256 of its source in vLLM 0.32.0.
     """
 
-    place: str
+    location: str
     ours: str
     reason: str
     gain: str

@@ -69,8 +69,8 @@ class Canary(BaseModel):
     def is_answered_by(self, text: str) -> bool:
         """False for an answer to another question, an empty or a broken one."""
         good = text.strip() and self.contains in text and REPLACEMENT not in text[:-1]  # the last one may be cut
-        known = self.contains or not self.answer or similarity(self.answer, text) >= MIN_SIMILARITY
-        return bool(good and known)
+        similar = self.contains or not self.answer or similarity(self.answer, text) >= MIN_SIMILARITY
+        return bool(good and similar)
 
 
 class CanarySet(BaseModel):
