@@ -55,13 +55,17 @@ bool has(const char* feature) {
   return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value;
 }
 
-std::string available() { return has("hw.optional.arm.FEAT_DotProd") ? "dotprod" : ""; }
+std::string available() {
+  if (!has("hw.optional.arm.FEAT_DotProd")) return "";
+  return has("hw.optional.arm.FEAT_I8MM") ? "i8mm dotprod" : "dotprod";
+}
 
 #else
 
 std::string available() {
-  constexpr unsigned long kDotProduct = 1UL << 20;  // HWCAP_ASIMDDP
-  return getauxval(AT_HWCAP) & kDotProduct ? "dotprod" : "";
+  constexpr unsigned long kDotProduct = 1UL << 20, kInt8Matrices = 1UL << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM
+  if (!(getauxval(AT_HWCAP) & kDotProduct)) return "";
+  return getauxval(AT_HWCAP2) & kInt8Matrices ? "i8mm dotprod" : "dotprod";
 }
 
 #endif

@@ -121,15 +121,69 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
   }
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Adds two tokens times two rows, 16 columns of each: [t0 r0, t0 r1, t1 r0, t1 r1] by SMMLA of 8 columns twice.
+GLM5_INLINE Ints add_two_by_two(Ints sums, Ints t0, Ints t1, Ints r0, Ints r1) {
+  const auto halves = [](Ints a, Ints b, bool high) {
+    const int64x2_t x = vreinterpretq_s64_s32(a), y = vreinterpretq_s64_s32(b);
+    return vreinterpretq_s8_s64(high ? vzip2q_s64(x, y) : vzip1q_s64(x, y));
+  };
+  sums = vmmlaq_s32(sums, halves(t0, t1, false), halves(r0, r1, false));
+  return vmmlaq_s32(sums, halves(t0, t1, true), halves(r0, r1, true));
+}
+
+// The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
+template <class Dot, int kTokens, int kCount>
+void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
+                 const TileSums<int32_t>& sums) {
+  static_assert(kCount * Dot::kRows == 4);
+  constexpr int kPairs = (kTokens + 1) / 2;
+  Ints total[kPairs][2];
+  for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
+  for_each_step<Dot, kCount, kTokens == kLines>(
+      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+        Ints weights[4];
+#pragma GCC unroll 4
+        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPairs; ++p) {
+          const Ints first = Dot::token(x[2 * p] + column);
+          const Ints second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + column) : first;
+          total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
+          total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
+        }
+      });
+  for (int t = 0; t < kTokens; ++t) {
+    int32_t flat[8];
+    vst1q_s32(flat, total[t / 2][0]);
+    vst1q_s32(flat + 4, total[t / 2][1]);
+    const int32_t rows[4] = {flat[t % 2 * 2], flat[t % 2 * 2 + 1], flat[t % 2 * 2 + 4], flat[t % 2 * 2 + 5]};
+    for (int l = 0; l < kCount; ++l)
+      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
+  }
+}
+#endif
+
 // The same for all four lines of a tile, as many at a time as the registers hold sums of.
 template <class Dot, int kTokens>
 void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
                 const TileSums<typename Dot::Total>& sums) {
-  constexpr int kFit = kSums / (kTokens * Dot::kRows);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  constexpr bool kMatrix = kTokens > 1 && std::is_same_v<typename Dot::Total, int32_t>;
+#else
+  constexpr bool kMatrix = false;
+#endif
+  constexpr int kFit = kMatrix ? 4 / Dot::kRows : kSums / (kTokens * Dot::kRows);
   constexpr int kCount = kFit >= kLines ? kLines : kFit >= 2 ? 2 : 1;
-  for (int l = 0; l < kLines; l += kCount)
-    tile<Dot, kTokens, kCount>(x, lines + l, k, ahead,
-                               {sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch});
+  for (int l = 0; l < kLines; l += kCount) {
+    const TileSums<typename Dot::Total> some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if constexpr (kMatrix)
+      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+    else
+#endif
+      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+  }
 }
 
 // sums [count, kTaskRows] <- rows of codes times the rows of a task; int8 weights count as w + Dot::kZero.

@@ -50,11 +50,12 @@ def test_doctor(emulated: Emulated) -> None:
     assert any("aarch64" in json.dumps(row) for row in output["rows"])
 
 
-def test_parity_of_all_ops(emulated: Emulated) -> None:
-    """Every op for Kunpeng 920 against its reference, on small shapes; said op by op."""
+@pytest.mark.parametrize("isa", ["dotprod", "i8mm"])
+def test_parity_of_all_ops(emulated: Emulated, isa: str) -> None:
+    """Every op for Kunpeng 920, and for CPUs with i8mm, against its reference, on small shapes; said op by op."""
     compared = 0
     for op in registry.OPS:
-        done = emulated.run(["-m", "glm5_ascend", "parity", "--op", op])
+        done = Emulated(emulated.folder, isa).run(["-m", "glm5_ascend", "parity", "--op", op])
         print(done.stdout, flush=True)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         match = re.search(r"ok: (\d+) results against the reference on cpu, 0 failed", done.stdout)

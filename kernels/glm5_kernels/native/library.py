@@ -26,6 +26,7 @@ INSTRUCTIONS = {
     "avx512vnni": "int8: VPDPBUSD of 64 bytes; bf16 as fp32",
     "avxvnni": "int8: VPDPBUSD of 32 bytes; bf16 as fp32",
     "avx2": "int8: PMADDWD, INT4: PMADDUBSW; bf16 as fp32",
+    "i8mm": "int8: SMMLA, a single token SDOT; bf16 as fp32",
     "dotprod": "int8: SDOT; bf16 as fp32",
 }
 
