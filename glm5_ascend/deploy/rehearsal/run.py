@@ -105,8 +105,8 @@ def _rehearse_role(
         dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
         node, local = divmod(dp_rank, role.local_ranks)
         number = local if role.per_rank else 0
-        options = ServeOptions(directory, node=min(node, role.nodes - 1), rank=number, head=_HERE, ip=_HERE, nic="lo")
-        built = command(profile, role, options, str(directory), extra)
+        server = ServeOptions(directory, node=min(node, role.nodes - 1), rank=number, head=_HERE, ip=_HERE, nic="lo")
+        built = command(profile, role, server, str(directory), extra)
         stage = planned[rank // sizes.tensor % sizes.pipeline] if planned else None
         job = {
             "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
