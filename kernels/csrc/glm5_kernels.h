@@ -22,6 +22,9 @@ enum Code : int { kDone = 0, kNoMemory = 1 };
 // The instruction sets that this library has and this CPU can run, the fastest one first, separated by spaces.
 GLM5_EXPORTED const char* glm5_instruction_sets();
 
+// SHA-256 of this file: in a checkout Python refuses a library of another commit, whose structs may differ.
+GLM5_EXPORTED const char* glm5_interface();
+
 // Rows of a tensor [A, B, D]: row (a, b) begins a * block_pitch + b * row_pitch elements after `base`.
 struct Rows {
   const void* base;

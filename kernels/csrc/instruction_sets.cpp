@@ -71,6 +71,8 @@ std::string available() {
 #endif
 }  // namespace
 
+extern "C" const char* glm5_interface() { return GLM5_INTERFACE; }
+
 extern "C" const char* glm5_instruction_sets() {
   static const std::string sets = available();
   return sets.c_str();

@@ -48,7 +48,7 @@ def _command(words: list[str], model: Path, folder: Path) -> list[str]:
     if words[0] == "quantize":
         return ["quantize", str(model), str(folder / "out"), "--dry-run"]
     if words[0] == "analyze":
-        return ["analyze", str(model), "--samples", "1", "--seq-len", "16", "--quiet"]
+        return ["analyze", str(model), "--samples", "1", "--seq-len", "16"]
     return [words[0], str(model), *words[1:]]
 
 

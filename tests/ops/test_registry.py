@@ -72,6 +72,17 @@ def test_a_machine_that_cannot_run_compiled_code_runs_the_reference(monkeypatch:
     library.missing.cache_clear()
 
 
+def test_a_library_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its structs may have other fields, and C++ would read past their ends."""
+    header = tmp_path / "glm5_kernels.h"
+    header.write_text("struct Rows { int64_t other; };")
+    monkeypatch.setattr(library, "HEADER", header)
+    library.missing.cache_clear()
+    choice = registry.choose("hadamard")
+    library.missing.cache_clear()
+    assert choice.implementation == "reference" and "make kernels" in choice.why
+
+
 def test_the_first_use_without_the_library_says_so_in_one_line() -> None:
     code = (
         "import pathlib, torch; from glm5_kernels import ops; from glm5_kernels.native import library\n"

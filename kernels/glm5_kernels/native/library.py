@@ -7,6 +7,7 @@ Imports no torch: `registry` and `doctor` ask here what can run.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from glm5_kernels.errors import KernelUnavailableError
 
 VARIABLE = "GLM5_KERNELS_ISA"
 PATH = Path(__file__).parent.parent / "libglm5_kernels.so"
+#: The interface in C; only a checkout has it.
+HEADER = Path(__file__).parents[2] / "csrc" / "glm5_kernels.h"
 #: The instructions that multiply int8 and bf16 in each instruction set.
 INSTRUCTIONS = {
     "amx": "int8: VPDPBUSD of 64 bytes, TDPBUSD of many tokens; bf16: VDPBF16PS, TDPBF16PS",
@@ -48,9 +51,22 @@ def missing() -> str | None:
     if not PATH.exists():
         return "installed without the compiled kernels (install g++, then pip install glm5-ascend again)"
     try:
+        if _is_stale():
+            return "the compiled kernels are those of another commit (make kernels)"
         return None if instruction_sets() else "this CPU has neither AVX2 nor ARM's dot product"
     except OSError as error:
         return f"the compiled kernels do not load ({error})"
+
+
+def _is_stale() -> bool:
+    if not HEADER.exists():
+        return False
+    interface = getattr(_library(), "glm5_interface", None)
+    if interface is None:
+        return True
+    interface.restype = ctypes.c_char_p
+    digest: bytes = interface()
+    return digest.decode() != hashlib.sha256(HEADER.read_bytes()).hexdigest()
 
 
 def instruction_sets() -> tuple[str, ...]:
