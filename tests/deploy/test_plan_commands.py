@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import STABLE, VLLM_CPU_032
-from glm5_ascend.errors import PlanError
-from glm5_ascend.plan import plan
 from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout
 from glm5_ascend.plan.model import named
@@ -26,11 +23,11 @@ from glm5_ascend.plan.proven import ProvenKeys, entries
 from glm5_ascend.serve.environment import version_of
 from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import normal_form
+from tests.plan.support.questions import answered
 from tests.support.command import ROOT, environment
 from tests.support.fork_server import ForkServer
 from tests.support.server_process import ENGINE_ENVIRONMENT
 
-PLANS = 24
 #: What a launcher fills in.
 WORDS = {
     "+LOCAL": "", "+ENGINE": "", "+256*ENGINE": "", "$((": "", "))": "", "$ENGINE": "0", "$NODE": "0", "$RANK": "0",
@@ -38,35 +35,9 @@ WORDS = {
 }  # fmt: skip
 
 
-def draw(chance: random.Random) -> Plan | None:
-    """A plan for a random question; None if nothing fits."""
-    prompt = chance.choice((200, 3500, 16_000, 65_000, 130_000))
-    load = f"in={prompt},out={chance.choice((100, 1500))},concurrency={chance.choice((1, 4, 16, 64, 300))}"
-    if chance.random() < 0.3:
-        load += ",prefix_hit=0.9"
-    if chance.random() < 0.2:
-        load += ",rate=0.5"
-    try:
-        return plan(
-            model=chance.choice(("glm-5", "glm-5.1", "glm-5.2", "glm-5.3")),
-            quant=chance.choice(("w4a8", "w8a8", "w4a8c8", "w8a8c8", "bf16")),
-            cache=chance.choice((None, None, "li", "li+sfa")),
-            hardware=chance.choice(("a3", "a2")), nodes=chance.choice((1, 2, 3, 4, 5, 6)), workload=load,
-            mtp=chance.choice((None, 0, 1, 3)), slo=chance.choice((None, "tpot=50ms")),
-        )  # fmt: skip
-    except PlanError as error:
-        assert "does not fit" in error.message
-        return None
-
-
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
-    chance = random.Random(28)
-    accepted: list[Plan] = []
-    while len(accepted) < PLANS:
-        if one := draw(chance):
-            accepted.append(one)
-    return accepted
+    return [answer for _, answer in answered()]
 
 
 def _commands(one: Plan) -> Iterator[list[str]]:

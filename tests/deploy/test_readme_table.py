@@ -8,15 +8,12 @@ import pytest
 
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.plan import plan
+from glm5_ascend.plan.proven import entries
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from tests.support.command import ROOT
 
 GIB = 2**30
-LAYOUTS = {
-    "a3-single-w4a8": "tp=16,dp=1,mtp=3", "a3-single-w4a8-dp2": "tp=8,dp=2,mtp=3", "a3-1m": "tp=16,dcp=16,mtp=3",
-    "a3-single-w8a8": "tp=16,dp=1,mtp=3", "a3-2node": "tp=16,dp=2,mtp=3", "a2-single-w4a8": "tp=8,dp=1,mtp=3",
-    "a3-2node-w8a8c8": "tp=4,dp=8,mtp=3,dsa_cp=1,flashcomm=1",
-}  # fmt: skip
+LAYOUTS = {entry.profile: entry.layout for entry in entries()}
 TEXT = (ROOT / "deploy" / "README.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

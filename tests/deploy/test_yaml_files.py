@@ -13,6 +13,7 @@ from glm5_ascend.deploy.rules.load import RuleFile
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import schema_text
 from glm5_ascend.files.yaml_file import read_yaml
+from glm5_ascend.plan.hardware import Hardware
 from glm5_ascend.quantize.recipe import Recipe
 from tests.support.command import ROOT
 
@@ -24,13 +25,6 @@ RULE = "- {id: X, topic: indexer, level: error, when: a, message: m, fix: f, sou
     [
         (ProfileFile, "name: x\nroles:\n  server:\n    nodez: 1\n", ":4: roles.server.nodez: unknown key"),
         (ProfileFile, "name: x\nbase:\n  env:\n    A: 1\n", ":4: base.env.A: Input should be a valid string, got 1"),
-        (ProfileFile, "scheduling:\n  turbo: {}\n", ":2: scheduling.turbo"),
-        (ProfileFile, 'scheduling:\n  mtp:\n    "on": maybe\n', ":3: scheduling.mtp.on"),
-        (
-            ProfileFile,
-            "roles:\n  a:\n    launch: twice\n",
-            ":3: roles.a.launch: Input should be 'per_rank', got 'twice'",
-        ),
         (RuleFile, RULE + RULE.replace("error", "fatal"), ":2: 1.level: Input should be 'error' or 'warning'"),
         (RuleFile, RULE + RULE.replace("fix: f, ", ""), ":2: 1.fix: key is missing"),
         (RuleFile, "a: 1\n", ":1: the file: Input should be a valid list"),
@@ -49,11 +43,12 @@ def test_what_no_model_knows_is_refused_by_line(
 
 SCHEMA_FILES = {ROOT / "deploy" / "schemas" / name: model for name, model in SCHEMAS.items()}
 SCHEMA_FILES[ROOT / "quant_recipes" / "schema.json"] = Recipe
+SCHEMA_FILES[ROOT / "glm5_ascend" / "plan" / "data" / "schemas" / "hardware.json"] = Hardware
 
 
 @pytest.mark.parametrize("path", SCHEMA_FILES, ids=lambda path: path.name)
 def test_schemas_are_current(path: Path) -> None:
-    """`python -m glm5_ascend.deploy.generated` and `python -m glm5_ascend.quantize.recipe` write them."""
+    """`python -m` of deploy.generated, quantize.recipe and plan.hardware (all in glm5_ascend) writes them."""
     assert path.read_text("utf-8") == schema_text(SCHEMA_FILES[path])
 
 
@@ -63,7 +58,8 @@ def test_the_page_of_troubleshooting_is_current() -> None:
 
 
 def test_every_yaml_file_names_its_schema() -> None:
-    files = [path for folder in ("deploy", "quant_recipes") for path in (ROOT / folder).rglob("*.yaml")]
+    folders = ("deploy", "quant_recipes", "glm5_ascend/plan/data/hardware")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.yaml")]
     files.remove(ROOT / "deploy" / "watch-alerts.yaml")  # Prometheus' own format; promtool checks it
     assert files
     for path in files:

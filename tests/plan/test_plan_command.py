@@ -14,14 +14,13 @@ import pytest
 from glm5_ascend.cli import run
 from glm5_ascend.demo_model.resources import write_demo_model
 from glm5_ascend.plan import plan as make_plan
+from glm5_ascend.plan.hardware import load_hardware
+from glm5_ascend.plan.layout import check_engine, parse_layout
+from glm5_ascend.plan.model import named
+from glm5_ascend.plan.proven import entries
 from tests.conftest import Quantized
 from tests.support.command import in_process
 from tests.support.tiny_model import write_tiny_model
-
-NUMBERS = (
-    "weight_bytes_total", "weight_bytes_per_die", "kv_bytes_per_token", "kv_budget_bytes_per_die", "max_context_tokens",
-    "max_concurrency", "tpot_ms", "ttft_ms", "output_tokens_per_s",
-)  # fmt: skip
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -30,11 +29,9 @@ def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, An
     return report
 
 
-def test_json_has_every_number_with_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_where_its_numbers_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     report = plan(capsys, "--model", "glm-5.2", "--quant", "w8a8", "--nodes", 2)
-    for name in NUMBERS:
-        assert report[name]["low"] <= report[name]["value"] <= report[name]["high"], name
-        assert report[name]["basis"] in ("measured", "derived", "fitted", "guessed")
+    assert (report["kv_bytes_per_token"]["basis"], report["tpot_ms"]["basis"]) == ("derived", "fitted")
     assert report["weight_bytes_total"]["high"] == 773_778_904_680
     assert report["evidence"]["tag"] in ("proven", "derived") and report["evidence"]["source"]
     assert report["nearest"]["measured"]["tok_s"] > 0
@@ -67,14 +64,6 @@ def test_settings_of_a_prefill_engine_count(capsys: pytest.CaptureFixture[str]) 
     assert "prefill_tokens=2048" in small["layout"]["text"] and small["engines"]["prefill"]["mtp"] == 3
 
 
-def test_a_checkpoint_directory(capsys: pytest.CaptureFixture[str], tiny_w4a8: Path) -> None:
-    report = plan(capsys, tiny_w4a8, "--workload", "in=64,out=32,concurrency=2", "--mtp", 1)
-    stored = sum(path.stat().st_size for path in tiny_w4a8.glob("*.safetensors"))
-    assert report["weight_bytes_total"]["value"] == pytest.approx(stored, rel=0.1)
-    assert report["weight_bytes_total"]["basis"] == "measured"
-    assert report["engines"]["server"]["ep"] <= 4, "a model of 4 experts: several engines on a node"
-
-
 def test_speeds_of_a_model_without_a_public_result_are_guessed(
     capsys: pytest.CaptureFixture[str], tiny_flash: Path, tiny_quantized: Quantized
 ) -> None:
@@ -100,14 +89,11 @@ def test_an_answer_of_one_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) 
     assert report["tpot_ms"]["value"] == 0 and report["ttft_ms"]["value"] > 0
 
 
-def test_a_public_run_is_in_its_range() -> None:
-    """The public 4 x A3 PD run: 1920 requests at 6.5 per second; a CI baseline of 8,235 tokens/s."""
-    answer = make_plan(
-        model="glm-5.1", quant="w8a8c8", cache="none", layout="tp=1,dp=32,index_cache=1,prefill_tp=8,prefill_dp=4",
-        workload="in=3500,out=1500,concurrency=480,rate=6.5,requests=1920",
-    )  # fmt: skip
-    speed, near = answer.numbers["output_tokens_per_s"], answer.question.nearest(answer.best.layout)
-    assert speed.low <= 8235 <= speed.high and near is not None and near[0] < 0.5
+def test_a_public_number_of_memory_is_in_its_range() -> None:
+    """vllm-ascend 10918: GLM-5.2 bf16 on four A2, DP4 TP8: 2.01 GiB were left for the cache."""
+    answer = make_plan(model="glm-5.2", quant="bf16", hardware="a2", nodes=4, layout="tp=8,dp=4,dsa_cp=0", mtp=3)
+    budget = answer.numbers["kv_budget_bytes_per_die"]
+    assert budget.low <= 2.01 * 2**30 <= budget.high and budget.value < 4 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -132,6 +118,15 @@ def test_the_profile_with_these_engines(
     report = plan(capsys, *arguments.split())
     assert report["profile"] == profile
     assert report["command_lines"][0].startswith(f"profile: {profile or 'none'}")
+
+
+def test_every_documented_layout_is_possible_and_names_its_source() -> None:
+    for entry in entries():
+        model, hardware = named(entry.models[0], entry.experts), load_hardware(entry.hardware)
+        layout = parse_layout(entry.layout, model.config, 1.0)
+        for engine in layout.engines.values():
+            check_engine(engine, model.config, hardware)
+        assert entry.source and layout.nodes(hardware) == entry.nodes, entry
 
 
 def test_a_model_without_mtp_beside_results_with_drafts(tmp_path: Path) -> None:

@@ -45,16 +45,6 @@ def test_a_source_directory_is_planned_as_it_is_stored(tmp_path: Path, dtype: st
     assert model.expert_type == (W8A8_DYNAMIC if dtype == "fp8" else FLOAT)
 
 
-def test_tensor_parallelism_divides_weights_but_not_the_cache() -> None:
-    model = named("glm-5", "w4a8")
-    (stage,) = Engine(1).stages(model.config)
-    one, four = (weights.per_die(model, Engine(tp, 32 // tp), stage) for tp in (1, 4))
-    assert four["routed experts"] == one["routed experts"]
-    assert four["indexer"] == one["indexer"]
-    assert four["shared experts"] == pytest.approx(one["shared experts"] / 4, rel=0.01)
-    assert four["embedding and head"] == pytest.approx(one["embedding and head"] / 4, rel=1e-6)
-
-
 def test_dcp_divides_the_attention_cache_only() -> None:
     model = named("glm-5", "w4a8")
     whole, split = memory.bytes_per_token(model, True), memory.bytes_per_token(model, True, dcp=16)
