@@ -38,8 +38,7 @@ def float_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantized_checkpoint(float_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Attention W8A8_DYNAMIC in the first layer and W8A8 in the others; experts W4A8_DYNAMIC, then W8A8_DYNAMIC."""
-    return tiny_checkpoints.quantize(float_checkpoint, tmp_path_factory.mktemp("quantized"))
+    return tiny_checkpoints.quantize_by_every_type(float_checkpoint, tmp_path_factory.mktemp("quantized"))
 
 
 @pytest.fixture(scope="session")

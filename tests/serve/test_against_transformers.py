@@ -59,7 +59,7 @@ def chunked(run_engine: Any, float_checkpoint: Path, prompts: list[list[int]]) -
     engine = {
         "model": str(float_checkpoint), "dtype": "float32", "max_num_batched_tokens": 64, "speculative_config": MTP,
     }  # fmt: skip
-    report: dict[str, Any] = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS, passes=2)
+    report: dict[str, Any] = run_engine(engine=engine, batches=[prompts, prompts], new_tokens=NEW_TOKENS)
     return report
 
 
@@ -71,14 +71,14 @@ def test_dense_attention_would_be_noticed(oracle: Oracle) -> None:
 
 def test_chunked_prefill_equals_transformers(chunked: dict[str, Any], oracle: Oracle) -> None:
     assert chunked["chunked_prefill"] is True
-    assert chunked["spec_decode"]["vllm:spec_decode_num_draft_tokens"] > 0
-    assert tokens(chunked["passes"][0]) == oracle["sparse"]
+    assert chunked["counters"]["spec_decode_num_draft_tokens"] > 0
+    assert tokens(chunked["batches"][0]) == oracle["sparse"]
 
 
 def test_prefix_cache_equals_transformers(chunked: dict[str, Any], oracle: Oracle) -> None:
     assert chunked["prefix_caching"] is True
-    assert [output["cached"] > 0 for output in chunked["passes"][1]] == [False, True, True, False, True]
-    assert tokens(chunked["passes"][1]) == oracle["sparse"]
+    assert [output["cached"] > 0 for output in chunked["batches"][1]] == [False, True, True, False, True]
+    assert tokens(chunked["batches"][1]) == oracle["sparse"]
 
 
 @pytest.mark.long
@@ -88,9 +88,9 @@ def test_whole_prompts(run_engine: Any, prompts: list[list[int]], indexers: str,
     model = tiny_checkpoints.write_float_checkpoint(tmp_path, indexers)
     drafts = {"speculative_config": MTP | {"num_speculative_tokens": drafted}} if drafted else {}
     report = run_engine(
-        engine={"model": str(model), "dtype": "float32", **drafts}, prompts=prompts, new_tokens=NEW_TOKENS
+        engine={"model": str(model), "dtype": "float32", **drafts}, batches=[prompts], new_tokens=NEW_TOKENS
     )
-    assert tokens(report["passes"][0]) == hf_continue(hf_model(model), prompts)
+    assert tokens(report["batches"][0]) == hf_continue(hf_model(model), prompts)
 
 
 @pytest.mark.long
@@ -106,8 +106,8 @@ def test_trained_model_equals_transformers(run_engine: Any, trained_checkpoint: 
     prompts.append(validation_tokens(tokenizer)[:500])
     assert min(map(len, prompts)) < 64 < max(map(len, prompts[:-1]))
     engine = {"model": str(trained_checkpoint), "dtype": "float32", "max_num_batched_tokens": 256}
-    report = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS)
-    assert tokens(report["passes"][0]) == hf_continue(hf_model(trained_checkpoint), prompts)
+    report = run_engine(engine=engine, batches=[prompts], new_tokens=NEW_TOKENS)
+    assert tokens(report["batches"][0]) == hf_continue(hf_model(trained_checkpoint), prompts)
 
 
 @pytest.mark.long
@@ -120,7 +120,8 @@ def test_64_requests_of_mixed_lengths(run_engine: Any, float_checkpoint: Path) -
         "model": str(float_checkpoint), "dtype": "float32", "max_num_seqs": requests, "max_num_batched_tokens": 512,
         "enable_prefix_caching": False,
     }  # fmt: skip
-    report = run_engine(engine=engine, prompts=prompts, new_tokens=new_tokens, alone=True)
-    for together, alone in zip(report["passes"][0], report["alone"], strict=True):
+    batches = [prompts, *([prompt] for prompt in prompts)]
+    all_at_once, *one_by_one = run_engine(engine=engine, batches=batches, new_tokens=new_tokens)["batches"]
+    for together, (alone,) in zip(all_at_once, one_by_one, strict=True):
         different = [i for i, (a, b) in enumerate(zip(together["tokens"], alone["tokens"], strict=True)) if a != b]
         assert not different or alone["gaps"][different[0]] < tie

@@ -24,7 +24,7 @@ def test_bytes_and_accuracy(run_engine: Any, trained_checkpoint: Path) -> None:
     """Teacher-forced KL to the model in fp32, over the whole vocabulary."""
     prompt = list((ROOT / "LICENSE").read_bytes()[:LONG])  # English that stays as it is
     engine = {"model": str(trained_checkpoint), "additional_config": SWITCHES, "max_logprobs": -1}
-    report = run_engine(engine=engine, prompts=[prompt], new_tokens=1, score=True)
+    report = run_engine(engine=engine, score=[prompt])
     assert {name: PACKED[name.rsplit(".", 1)[1]] for name in report["cache_bytes"]} == report["cache_bytes"]
     assert len(report["cache_bytes"]) == 10  # two for each of five layers
     expected = StoredModel(trained_checkpoint).logits([torch.tensor(prompt)])[0][:-1].log_softmax(-1)

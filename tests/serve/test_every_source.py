@@ -78,9 +78,9 @@ def test_quantize_verify_serve(
         "model": str(out), "dtype": "float32", "quantization": "ascend",
         "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
     }  # fmt: skip
-    report = run_engine(engine=engine, prompts=prompts, new_tokens=NEW_TOKENS)
-    assert report["spec_decode"]["vllm:spec_decode_num_draft_tokens"] > 0
-    served = [output["tokens"] for output in report["passes"][0]]
+    report = run_engine(engine=engine, batches=[prompts], new_tokens=NEW_TOKENS)
+    assert report["counters"]["spec_decode_num_draft_tokens"] > 0
+    served = [output["tokens"] for output in report["batches"][0]]
     whole = [torch.tensor(prompt + tokens) for prompt, tokens in zip(prompts, served, strict=True)]
     expected = [x[-NEW_TOKENS - 1 : -1].argmax(-1).tolist() for x in StoredModel(out).logits(whole)]
     different = sum(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.local_server import free_port
 from tests.serve.support import tiny_checkpoints
 from tests.support.server_process import peak_bytes, running
@@ -46,12 +45,8 @@ def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def completion(url: str, tokens: list[int]) -> tuple[list[int], list[float]]:
     """Greedy tokens and their log-probabilities."""
-    body = {"model": "glm-5", "prompt": tokens, "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0}
-    body |= {"return_token_ids": True, "ignore_eos": True}
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=900) as response:
-        choice: dict[str, Any] = json.loads(response.read())["choices"][0]
+    more = {"logprobs": 0, "return_token_ids": True, "ignore_eos": True}
+    choice = Client(url, "glm-5", timeout=900).complete(tokens, max_tokens=NEW_TOKENS, **more)
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
@@ -76,6 +71,6 @@ def test_32k_tokens_in_one_step(whole: tuple[str, int], checkpoint: Path, run_en
         "model": str(checkpoint), "dtype": "float32", "max_model_len": CONTEXT, "max_num_batched_tokens": 1024,
         "max_num_seqs": 2, "enable_prefix_caching": False,
     }  # fmt: skip
-    (chunked,) = run_engine(engine=engine, prompts=[TEXT[:LONG]], new_tokens=NEW_TOKENS)["passes"][0]
+    (chunked,) = run_engine(engine=engine, batches=[[TEXT[:LONG]]], new_tokens=NEW_TOKENS)["batches"][0]
     assert tokens == chunked["tokens"]
     assert logprobs == pytest.approx(chunked["logprobs"], abs=1e-3)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,7 @@ import torch
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.limits import require_even_split
 from glm5_ascend.serve.local_server import free_port
-from tests.support.command import environment
-from tests.support.server_process import wait_until_healthy
+from tests.support.server_process import running
 from tests.support.tiny_model import tiny_config
 
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 3}
@@ -55,11 +51,7 @@ def test_logits(float_checkpoint: Path, run_engine: Any, prompts: list[list[int]
     pytest.importorskip("vllm")
     engine = {"model": str(float_checkpoint), "dtype": "float32", "max_logprobs": -1}
     one, two = (
-        torch.tensor(
-            run_engine(engine=engine | {"tensor_parallel_size": n}, prompts=prompts[2:3], new_tokens=1, score=True)[
-                "scores"
-            ][0]
-        ).double()
+        torch.tensor(run_engine(engine=engine | {"tensor_parallel_size": n}, score=prompts[2:3])["scores"][0]).double()
         for n in (1, 2)
     )
     kl = (one.exp() * (one - two)).sum(-1)
@@ -79,8 +71,14 @@ def test_greedy_answers_and_the_end_of_all_processes(rotated_checkpoint: Path, r
     tokenizer = AutoTokenizer.from_pretrained(rotated_checkpoint, trust_remote_code=False)
     prompts = prompts_of(tokenizer, held_out_questions(seed=5, n=28))
     engine = {"model": str(rotated_checkpoint), "quantization": "ascend", "speculative_config": DRAFTS}
-    one = run_engine(engine=engine, prompts=prompts, new_tokens=48, ends=True)["passes"][0]
-    with two_ranks(rotated_checkpoint, tmp_path) as (process, url, family):
+    one = run_engine(engine=engine, batches=[prompts], new_tokens=48, ends=True)["batches"][0]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "glm5_ascend", "serve", str(rotated_checkpoint), "--port", str(port)]
+    command += ["--skip-verify", "--log", str(tmp_path / "log"), "--", "--tensor-parallel-size", "2"]
+    command += ["--speculative-config", json.dumps(DRAFTS)]
+    with running(command, port, tmp_path / "out") as process:
+        family = psutil.Process(process.pid).children(recursive=True)
         request = {"prompt": prompts, "max_tokens": 48, "temperature": 0, "logprobs": 0, "return_token_ids": True}
         two = sorted(json.loads(post(url, request))["choices"], key=lambda choice: choice["index"])
         assert 'spec_decode_num_accepted_tokens_total{engine="0"' in urlopen(f"{url}/metrics").read().decode()
@@ -113,27 +111,6 @@ def require_equal_answers(one: list[dict[str, Any]], two: list[dict[str, Any]]) 
     ).abs()
     print(f"two ranks: log-probabilities differ by {float(apart.mean()):.2g}, at most {float(apart.max()):.2g}")
     assert float(apart.mean()) < 0.01 and float(apart.max()) < NEAR_TIE
-
-
-@contextlib.contextmanager
-def two_ranks(checkpoint: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, list[psutil.Process]]]:
-    """`serve` with two ranks and drafts, its address and all its processes; what it prints is in the file `out`."""
-    port, family = free_port(), list[psutil.Process]()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "glm5_ascend", "serve", str(checkpoint), "--port", str(port), "--skip-verify"]
-    command += ["--log", str(folder / "log"), "--", "--tensor-parallel-size", "2"]
-    command += ["--speculative-config", json.dumps(DRAFTS)]
-    with (folder / "out").open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment())
-    try:
-        wait_until_healthy(f"{url}/health", process, folder / "out")
-        family += psutil.Process(process.pid).children(recursive=True)
-        yield process, url, family
-    finally:
-        process.kill()
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
 
 
 def post(url: str, request: dict[str, Any]) -> bytes:

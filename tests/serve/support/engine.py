@@ -1,7 +1,7 @@
 """Runs one vLLM engine in this process and reports what the tests ask for.  python engine.py JOB.json RESULT.json
 
-A job: {"engine": {LLM arguments}, "prompts": [[token ids]], "new_tokens": 32, "passes": 1, "score": bool,
-"ends": bool, "alone": bool, "drawn": {"prompt", "n", "temperature", "new_tokens"}}.
+A job: {"engine": {LLM arguments}, "batches": [[[token ids]]], "new_tokens": 32, "ends": bool, "score": [[token ids]],
+"aborted": [token ids], "drawn": {"prompt", "n", "temperature", "new_tokens"}}; all but "engine" may be left out.
 conftest.py sets the environment; VLLM_ENABLE_V1_MULTIPROCESSING=0 lets dispatch modes and hooks see the model.
 """
 
@@ -73,44 +73,57 @@ def drawn(llm: Any, job: dict[str, Any]) -> list[list[list[int]]]:
 
 
 def cache_bytes(config: Any) -> dict[str, int]:
-    """Bytes per token of every layer's cache, by name."""
-    caches = {
-        name: layer.kv_cache
-        for name, layer in config.compilation_config.static_forward_context.items()
-        if hasattr(layer, "kv_cache")
+    """Bytes per token of every layer's cache, by name; states of linear attention are no tokens."""
+    import torch
+
+    layers = config.compilation_config.static_forward_context.items()
+    caches = {name: getattr(layer, "kv_cache", None) for name, layer in layers}
+    return {
+        name: cache[0, 0].numel() * cache.element_size()
+        for name, cache in caches.items()
+        if isinstance(cache, torch.Tensor)
     }
-    return {name: cache[0, 0].numel() * cache.element_size() for name, cache in caches.items()}
 
 
-def spec_decode_metrics(llm: Any) -> dict[str, float]:
-    return {m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")}
+def abort(llm: Any, prompt: list[int]) -> None:
+    """End a request in the middle of its answer."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    engine.add_request("aborted", {"prompt_token_ids": prompt}, params)
+    for _ in range(4):
+        engine.step()
+    engine.abort_request(["aborted"])
+
+
+def counters(llm: Any) -> dict[str, Any]:
+    """vLLM's own, those of draft positions as lists."""
+    found = {metric.name: getattr(metric, "values", getattr(metric, "value", None)) for metric in llm.get_metrics()}
+    return {name.removeprefix("vllm:"): value for name, value in found.items() if value is not None}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = start(job["engine"])
     config = llm.llm_engine.vllm_config
+    if "aborted" in job:
+        abort(llm, job["aborted"])
     result: dict[str, Any] = {
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+        "async_scheduling": config.scheduler_config.async_scheduling,
         "prefix_caching": config.cache_config.enable_prefix_caching,
+        "block_size": config.cache_config.block_size,
         "cache_bytes": cache_bytes(config),
-        "passes": [
-            generate(llm, job["prompts"], job["new_tokens"], job.get("ends", False))
-            for _ in range(job.get("passes", 1))
-        ]
-        if "prompts" in job
-        else [],
+        "batches": [
+            generate(llm, batch, job["new_tokens"], job.get("ends", False)) for batch in job.get("batches", [])
+        ],
+        "scores": scores(llm, job["score"]) if "score" in job else [],
     }
-    if job.get("alone"):
-        result["alone"] = [generate(llm, [prompt], job["new_tokens"])[0] for prompt in job["prompts"]]
     if "drawn" in job:
         result["drawn"] = drawn(llm, job["drawn"])
         ids = llm.get_tokenizer().encode(job["drawn"]["prompt"], add_special_tokens=False)
         result["greedy"] = generate(llm, [ids], job["drawn"]["new_tokens"])[0]["tokens"]
-    if job.get("score"):
-        result["scores"] = scores(llm, job["prompts"])
-    if job["engine"].get("speculative_config"):
-        result["spec_decode"] = spec_decode_metrics(llm)
-    return result
+    return result | {"counters": counters(llm)}
 
 
 def main() -> None:

@@ -1,25 +1,24 @@
-"""Small checkpoints for the serving tests: a random GLM-5 with an MTP layer, and round-to-nearest quantized copies."""
+"""Small checkpoints for the serving tests: a random GLM-5 with an MTP layer, quantized by every type, and a Flash."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
-from glm5_ascend.checkpoint.schemes import scale_bias
-from tests.support.tiny_model import write_tokenizer
-from tests.verify.support.integers import pack
+from tests.support.tiny_flash import tiny_flash_config, with_floats, write_tiny_flash
+from tests.support.tiny_model import quantize_tiny, write_tokenizer
 
 SPECIALS = [
     "<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 ]  # fmt: skip
+#: Of the embeddings: the larger, the more the next token follows from the last one alone.
+FLASH_SCALE = 8
 TEMPLATE = "[gMASK]<sop>{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-ATTENTION = ("q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "indexer.wq_b")
 
 
 def write_float_checkpoint(directory: Path, indexers: str = "FFF", context: int = 4096) -> Path:
@@ -80,52 +79,44 @@ def with_mtp_layer(tensors: dict[str, torch.Tensor], config: Any) -> dict[str, t
     return tensors | extra
 
 
-def quantize(source: Path, directory: Path) -> Path:
-    """Round to nearest, without calibration worth the name; every type that can be served, FLOAT in the MTP layer."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.suffix != ".safetensors":
-            shutil.copy(path, directory)
-    layers = json.loads((source / "config.json").read_text())["num_hidden_layers"]
-    tensors: dict[str, torch.Tensor] = {}
-    types: dict[str, Any] = {"version": "1.0.0", "group_size": 0, "metadata": {}}
-    for name, weight in load_file(source / "model.safetensors").items():
-        module, kind = name.removesuffix(".weight"), kind_of(name, layers)
-        parts = quantized(weight, kind, module) if kind != "FLOAT" else {name.rpartition(".")[2]: weight}
-        for suffix, tensor in parts.items():
-            key = f"{name.rpartition('.')[0]}.{suffix}"
-            tensors[key], types[key] = tensor.contiguous(), kind
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "quant_model_description.json").write_text(json.dumps(types, indent=1))
+def quantize_by_every_type(source: Path, directory: Path) -> Path:
+    """Round to nearest by every type that can be served; returns the quantized checkpoint.
+
+    Attention W8A8_DYNAMIC in the dense layer 0, W8A8 in the others; experts W4A8_DYNAMIC in layer 1, W8A8_DYNAMIC in 2.
+    """
+    token = {"scope": "per_token", "dtype": "int8", "symmetric": True}
+    tensor = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
+    float_ones = ["*kv_b_proj", "*wk", "*weights_proj", "*gate", "model.layers.{mtp}.*"]
+
+    def step(act: dict[str, Any], dtype: str, include: list[str], *exclude: str) -> dict[str, Any]:
+        weight = {"scope": "per_channel", "dtype": dtype, "symmetric": True}
+        qconfig = {"act": act, "weight": weight}
+        return {"type": "linear_quant", "qconfig": qconfig, "include": include, "exclude": [*float_ones, *exclude]}
+
+    process = [
+        step(token, "int8", ["model.layers.{dense}.self_attn*", "*mlp*"], "*mlp.experts.*"),
+        step(tensor, "int8", ["model.layers.{moe}.self_attn*"]),
+        step(token, "int4", ["model.layers.1.mlp.experts.*"]),
+        step(token, "int8", ["model.layers.2.mlp.experts.*"]),
+    ]
+    recipe = {"apiversion": "glm5_ascend_v1", "metadata": {"config_id": "every"}, "spec": {"process": process}}
+    (directory / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return quantize_tiny(source, directory / "quantized", str(directory / "recipe.yaml"))
+
+
+def write_flash(directory: Path) -> Path:
+    """fp32 GLM-5.3-Flash; the next token follows mostly from the last one, which the MTP layer knows, too."""
+    unstated = dict.fromkeys(("mhc", "mla_use_nope"))  # transformers leaves out what is always so
+    write_tiny_flash(directory, dtype="float32", index_head_dim=128, max_position_embeddings=1024, **unstated)
+    with_floats(directory)
+    text = tiny_flash_config()["text_config"]
+    (shard,) = directory.glob("*.safetensors")
+    tensors, language = load_file(shard), "model.language_model."
+    draft, hidden = f"{language}layers.{text['num_hidden_layers']}.", text["hidden_size"]
+    tensors[f"{language}embed_tokens.weight"] *= FLASH_SCALE
+    tensors[f"{draft}eh_proj.weight"] = torch.cat([FLASH_SCALE * torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
+    tensors[f"{draft}enorm.weight"] = torch.ones(hidden)
+    tensors[f"{draft}shared_head.norm.weight"] = tensors[f"{language}norm.weight"].clone()
+    tensors[f"{draft}embed_tokens.weight"] = tensors[f"{language}embed_tokens.weight"].clone()
+    save_file(tensors, shard, {"format": "pt"})
     return directory
-
-
-def kind_of(name: str, layers: int) -> str:
-    """FLOAT in the MTP layer; attention dynamic in layer 0, then static; experts INT4 in layer 1, then INT8."""
-    module = name.removesuffix(".weight")
-    if not name.endswith(".weight") or f".layers.{layers}." in name:
-        return "FLOAT"
-    if ".mlp.experts." in name:
-        return "W4A8_DYNAMIC" if ".layers.1." in name else "W8A8_DYNAMIC"
-    if module.endswith(ATTENTION):
-        return "W8A8_DYNAMIC" if ".layers.0." in name else "W8A8"
-    return "W8A8_DYNAMIC" if module.endswith(("gate_proj", "up_proj", "down_proj")) else "FLOAT"
-
-
-def quantized(weight: torch.Tensor, kind: str, module: str) -> dict[str, torch.Tensor]:
-    """The tensors of one linear, in the order and shapes of checkpoint-format.md 5."""
-    largest = 7 if kind == "W4A8_DYNAMIC" else 127
-    scale = (weight.abs().amax(1, keepdim=True) / largest).to(torch.bfloat16).float()  # as loaders will round it
-    codes = torch.round(weight / scale).clamp(-largest - 1, largest).to(torch.int8)
-    out = {"weight": codes, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
-    if kind == "W4A8_DYNAMIC":
-        out["weight"] = pack(codes[0::2], codes[1::2])
-        out["scale_bias"] = scale_bias(codes, scale, 16 if module.endswith("down_proj") else 1)
-    if kind == "W8A8":
-        # The inputs of these layers are normalised or close to it: +-5 covers them; o_proj's is narrower.
-        input_scale = torch.tensor([2.0**-6 if module.endswith("o_proj") else 0.04]).to(torch.bfloat16).float()
-        input_offset = torch.tensor([3.0])
-        out["input_scale"], out["input_offset"] = input_scale, input_offset
-        out["deq_scale"] = (input_scale * scale).flatten()
-        out["quant_bias"] = (-3 * codes.long().sum(1)).to(torch.int32)
-    return out
