@@ -23,13 +23,8 @@ from tests.support.server_process import ENGINE_ENVIRONMENT
 Copy, Quantized = Callable[[Path], Path], Callable[..., Path]  # types of `editable` and `tiny_quantized`
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in a random order")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = config.getoption("--shuffle")
-    order.longest_first(items) if seed is None else order.shuffle(items, seed)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order.longest_first(items)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 
 from glm5_ascend.cli import app
 from tests.support.command import ROOT, environment, in_process
@@ -51,15 +50,6 @@ def test_command_exists(name: str, line: str) -> None:
     options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = {word.split("=")[0] for word in words[: words.index("--") if "--" in words else None] if word[:2] == "--"}
     assert flags <= options | {"--help"}
-
-
-def test_the_workflow_runs_the_commands_of_the_readme() -> None:
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    run = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["readme"]["steps"] if "run" in step]
-    block = next(block.text for block in blocks(document("README.md")) if "make demo" in block.text)
-    assert run == [" ".join(line.split()[:2]) for line in block.splitlines()]
-    named = re.findall(r"TORCH_CPU_INDEX: (\S+)", workflow)
-    assert named == re.findall(r"TORCH_CPU_INDEX=(\S+)", block)
 
 
 def anchors(name: str) -> set[str]:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from glm5_ascend.cli import progress
-from glm5_ascend.cli.progress import RemainingTime
 
 
-class Clock:
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(progress, "time", found)
-    return found
-
-
-def test_the_rest_takes_as_long_as_what_is_done(clock: Clock) -> None:
-    remaining = RemainingTime()
-    assert remaining.seconds(0, 10) is None
-    clock.now += 10
-    assert remaining.seconds(1, 10) == pytest.approx(90)
-
-
-def test_a_stopped_run_counts_from_where_it_goes_on(clock: Clock) -> None:
-    remaining = RemainingTime()
-    assert remaining.seconds(6, 10) is None
-    clock.now += 5
-    assert remaining.seconds(6.5, 10) == pytest.approx(35)
+@pytest.mark.parametrize(
+    ("began", "done", "seconds", "left"),
+    [(0, 1, 10, 90), (6, 6.5, 5, 35)],
+    ids=["a whole run", "a run that goes on after a stop"],
+)
+def test_the_rest_takes_as_long_as_what_this_run_has_done(
+    began: float, done: float, seconds: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([1000.0, 1000.0 + seconds])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    remaining = progress.RemainingTime()
+    assert remaining.seconds(began, 10) is None
+    assert remaining.seconds(done, 10) == pytest.approx(left)

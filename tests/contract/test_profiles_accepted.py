@@ -17,7 +17,7 @@ from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.engine_lines import STABLE, vllm_ascend_line
 from glm5_ascend.serve.options import ServeOptions
 from tests.contract.support.tiny_glm5 import tiny_glm5
-from tests.deploy.support.profile_table import is_on
+from tests.deploy.support.rendered import switches
 
 pytestmark = pytest.mark.contract
 ROLES = [
@@ -90,7 +90,7 @@ def test_it_is_accepted_and_means_what_the_profile_says(
     answer = answers["commands"][key(profile, role, node)]
     assert "error" not in answer, answer["error"]
     became = answer["became"]
-    on = {name: is_on(switch, role) for name, switch in profile.scheduling.items()}
+    on = switches(profile, role)
     assert became["quantization"] == "ascend" and became["block_size"] == 128
     assert became["async_scheduling"] == on["async_scheduling"]
     assert became["prefix_caching"] == on["prefix_cache"]

@@ -13,7 +13,7 @@ from glm5_ascend.deploy.rules.facts import OLD_SGLANG_FLAGS
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.serve.options import ServeOptions
 from tests.contract.support.sglang import SGLang, require
-from tests.deploy.support.profile_table import is_on
+from tests.deploy.support.rendered import switches
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.contract
@@ -76,7 +76,7 @@ def test_it_is_accepted_and_means_what_the_profile_says(
 ) -> None:
     became = answers[key(profile, role, node)]
     assert "error" not in became, became["error"]
-    on = {name: is_on(switch, role) for name, switch in profile.scheduling.items()}
+    on = switches(profile, role)
     assert (became["quantization"], became["page_size"]) == ("modelslim", 128)
     assert became["tp_size"] == became["ep_size"] == role.args["tp-size"]  # or W4A8 is computed wrongly
     assert (became["nnodes"], became["node_rank"]) == (role.nodes, node)

@@ -14,8 +14,7 @@ from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
 from glm5_ascend.serve.options import ServeOptions
-from tests.deploy.support.profile_table import is_on, table
-from tests.support.command import ROOT
+from tests.deploy.support.rendered import switches
 
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
@@ -59,7 +58,7 @@ def switched_on(role: Role) -> dict[str, bool]:
 @pytest.mark.parametrize(("profile", "role"), ROLES, ids=ids)
 def test_the_scheduling_list_tells_what_the_flags_do(profile: Profile, role: Role) -> None:
     assert set(profile.scheduling) == set(get_args(SwitchName))
-    assert {key: is_on(switch, role) for key, switch in profile.scheduling.items()} == switched_on(role)
+    assert switches(profile, role) == switched_on(role)
     assert all(switch.why and switch.excludes for switch in profile.scheduling.values())
 
 
@@ -194,14 +193,3 @@ def test_an_unknown_profile_is_refused_with_a_guess() -> None:
 def test_merging_takes_away_what_is_null() -> None:
     merged = merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": 4}, "d": None})
     assert without_nulls(merged) == {"a": {"c": 2, "e": 4}}
-
-
-def test_a_switch_is_set_in_one_place() -> None:
-    """vllm-ascend ignores the variable where the key is in additional_config: never both."""
-    for _, role in ON_ATLAS:
-        assert not [name for name in role.env if name.startswith("VLLM_ASCEND_")]
-
-
-def test_the_readme_shows_the_profiles_as_they_are() -> None:
-    """`python -m tests.deploy.support.profile_table` writes the table."""
-    assert table() in (ROOT / "deploy/README.md").read_text(encoding="utf-8")

@@ -148,13 +148,10 @@ def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
         assert f"health.sh 127.0.0.1 {role.port} {servers} " in service["healthcheck"]["test"][1]
 
 
-@pytest.mark.parametrize(
-    ("profile", "target", "model"),
-    [("cpu", "k8s", "/m"), ("cpu", "compose", "/m"), ("a3-1m", "nomad", "/m")],
-)
-def test_what_cannot_be_rendered_is_refused(profile: str, target: str, model: str) -> None:
+@pytest.mark.parametrize(("profile", "target"), [("cpu", "k8s"), ("cpu", "compose"), ("a3-1m", "nomad")])
+def test_what_cannot_be_rendered_is_refused(profile: str, target: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rendered_texts(load(profile), target, model)
+        rendered_texts(load(profile), target, "/m")
     assert caught.value.tip
 
 

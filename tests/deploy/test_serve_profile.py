@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -133,10 +132,3 @@ def test_with_sglang_its_server_is_started(
     assert built.argv[:3] == [sys.executable, "-m", "sglang.launch_server"] and built.argv[-1] == "secret"
     assert "secret" not in built.shown and "--api-key '***'" in built.shown
     assert "VLLM_API_KEY" not in built.env
-
-
-def test_a_dry_run_tells_the_same_in_json(checkpoints: dict[str, Path]) -> None:
-    arguments = (checkpoints["w4a8"], "--profile", "a3-single-w4a8", "--dry-run")
-    told, text = json.loads(serve(*arguments, "--json").stdout), serve(*arguments).stdout
-    assert told["argv"] == argv_of(text) and told["ok"] is True
-    assert {f"export {name}={value}" for name, value in told["env"].items()} <= set(text.splitlines())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint.source import open_source
-from glm5_ascend.fidelity.evaluation import head
+from glm5_ascend.fidelity.evaluation import head, stored_layer
 from glm5_ascend.fidelity.evaluation import stored_model as stored
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.metrics import mean_interval, metrics, p99
@@ -23,8 +23,10 @@ WINDOWS = list(torch.randint(7, 263, (5, 48), generator=torch.Generator().manual
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that a model of 320 tokens falls into several of, the last one not full."""
+    """Rows of a weight, of the head and of the tokens fall into several blocks, the last one not full."""
     monkeypatch.setattr(stored, "VOCABULARY_BLOCK", 96)
+    monkeypatch.setattr(stored, "MLP_TOKENS", 9)
+    monkeypatch.setattr(stored_layer, "BLOCK_WEIGHTS", 2**9)
     monkeypatch.setattr(head, "ROWS", 50)
 
 

@@ -23,15 +23,6 @@ YES_NO = {
 }
 
 
-def test_completions(client: Any) -> None:
-    prompt = "[gMASK]<sop><|user|>Who are you?<|assistant|></think>"
-    whole = client.completions.create(model="glm-5", prompt=prompt, max_tokens=64, temperature=0)
-    stream = client.completions.create(model="glm-5", prompt=prompt, max_tokens=64, temperature=0, stream=True)
-    assert "GLM-5" in whole.choices[0].text
-    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
-    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
-
-
 def test_a_seed_repeats_a_sample(client: Any) -> None:
     def drawn(seed: int) -> list[str]:
         answer = ask(client, "Hello", n=4, temperature=2.0, seed=seed, max_tokens=16, extra_body=NO_THINKING)
@@ -102,8 +93,3 @@ def test_preserved_thinking_keeps_the_prefix_cache(client: Any) -> None:
         written = first.usage.completion_tokens
     assert hits[False] > written - 2 * 16  # whole blocks of 16; the last written token was never read
     assert hits[True] <= 0
-
-
-def test_bad_request_is_a_client_error(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model="glm-5", messages=[{"role": "user", "content": "x " * 9000}], max_tokens=8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 import re
 from pathlib import Path
@@ -76,7 +75,7 @@ def test_a_rank_reads_its_part_first(rank: int, split: int, directory: Path) -> 
     assert part.numel() <= resident(directory / "model.safetensors") < 1.5 * part.numel()  # in whole huge pages
 
 
-def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
+def test_only_whole_parameters_and_rows_of_a_rank_stay_in_the_file(directory: Path) -> None:
     pytest.importorskip("vllm")
     from glm5_ascend.serve.plugin.loaders import mapped
 
@@ -94,6 +93,15 @@ def test_only_whole_parameters_stay_in_the_file(directory: Path) -> None:
     loader(other_type, wide)
     loader(no_whole_vectors, narrow)
     assert len(copied) == 4
+    second = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=1, tp_size=2))
+    rows, columns = (
+        torch.nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False)
+        for shape in ((256, 8192), (512, 4096))
+    )
+    second(rows, whole)
+    assert rows.data_ptr() == whole[256:].data_ptr() and len(copied) == 4
+    second(columns, whole)
+    assert copied[4] is whole
 
 
 @pytest.fixture
@@ -177,49 +185,6 @@ def test_pieces_of_tensors(cold: dict[str, torch.Tensor], tmp_path: Path) -> Non
         assert part[0][0] == tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         assert part[-1][1] == tensor.data_ptr() + 2**25 and 8 <= len(part) <= 9
         assert all(end == start and end % 2**22 == 0 for (_, end), (start, _) in itertools.pairwise(part))
-
-
-@pytest.mark.parametrize("limit", [None, 0.5])
-def test_float_experts(limit: float | None) -> None:
-    """Each token's experts one after the other, read in this order; a negative id is an expert of another rank."""
-    pytest.importorskip("vllm")
-    from glm5_ascend.serve.plugin.experts import FloatExperts
-    from glm5_kernels.ops import LinearWeights
-
-    torch.manual_seed(0)
-    experts = [[torch.randn(32, 64), torch.randn(32, 64), torch.randn(64, 32)] for _ in range(4)]
-    x, weights, ids = torch.randn(5, 64), torch.rand(5, 2), torch.tensor([[0, 1], [3, 0], [1, 3], [0, 3], [-1, 1]])
-    read: list[torch.Tensor] = []
-    reader = SimpleNamespace(read=read.extend)
-    layer = SimpleNamespace(operands=[[LinearWeights(part) for part in expert] for expert in experts], reader=reader)
-    method: Any = FloatExperts.__new__(FloatExperts)
-    method.moe = SimpleNamespace(swiglu_limit=limit)
-    out, most = method.apply(layer, x, weights, ids), math.inf if limit is None else limit
-    assert [part.data_ptr() for part in read] == [part.data_ptr() for e in (0, 1, 3) for part in experts[e]]
-    for token in range(5):
-        expected = torch.zeros(64)
-        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
-            if expert >= 0:
-                gate, up, down = experts[expert]
-                gated = torch.nn.functional.silu((gate @ x[token]).clamp(max=most))
-                expected += weight * (down @ (gated * (up @ x[token]).clamp(-most, most)))
-        torch.testing.assert_close(out[token], expected, rtol=1e-4, atol=1e-3)
-
-
-def test_a_rank_keeps_its_rows_in_the_file(directory: Path) -> None:
-    pytest.importorskip("vllm")
-    from glm5_ascend.serve.plugin.loaders import mapped
-
-    copied: list[torch.Tensor] = []
-    loader = mapped(lambda param, loaded, *shard: copied.append(loaded), SimpleNamespace(tp_rank=1, tp_size=2))
-    whole, rows, columns = load(directory, "whole"), (256, 8192), (512, 4096)
-    part, other = (
-        torch.nn.Parameter(torch.empty(shape, dtype=torch.int8), requires_grad=False) for shape in (rows, columns)
-    )
-    loader(part, whole)
-    assert part.data_ptr() == whole[256:].data_ptr() and not copied
-    loader(other, whole)
-    assert copied == [whole]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -10,7 +10,7 @@ import pytest
 
 from glm5_ascend.errors import CheckFailedError
 from glm5_ascend.serve.watching.api import WatchReport, watch
-from glm5_ascend.serve.watching.canaries import Canary, CanarySet, learn_canaries, read_canaries, repeats
+from glm5_ascend.serve.watching.canaries import Canary, learn_canaries, read_canaries, repeats
 from glm5_ascend.serve.watching.poll import SILENT, WatchPoll
 from tests.serve.support.chat import API_KEY
 from tests.serve.support.fault_proxy import FAULTS, FaultProxy, spoiled
@@ -54,16 +54,6 @@ def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
     assert_one_clear_line(in_process("watch", "http://127.0.0.1:9", "--once", "--canaries", file), 2, "canaries.json")
 
 
-def test_a_file_by_hand_and_a_recorded_one(tmp_path: Path) -> None:
-    file = tmp_path / "canaries.json"
-    file.write_text('{"schema_version": 1, "canaries": [{"question": "What is 47 + 38?", "contains": "85"}]}')
-    assert read_canaries(file).canaries == (Canary(question="What is 47 + 38?", contains="85"),)
-    canary = Canary(question="a", answer="b", prompt_ids=(1, 2), token_ids=(3,), logprobs=(-0.5,))
-    recorded = CanarySet(canaries=(canary,))
-    file.write_text(recorded.model_dump_json())
-    assert read_canaries(file) == recorded
-
-
 def is_wrong(canary: Canary, text: str) -> bool:
     return not canary.is_answered_by(text)
 
@@ -71,6 +61,7 @@ def is_wrong(canary: Canary, text: str) -> bool:
 def test_wrong_and_repeated_answers() -> None:
     canary = Canary(question="a", contains="85")
     assert is_wrong(canary, "47 + 38 = 84.") and is_wrong(canary, "") and not is_wrong(canary, "85")
+    assert is_wrong(canary, "85\ufffd.") and not is_wrong(canary, "85\ufffd")  # max_tokens may cut the last one
     canary = Canary(question="a", answer="I am a small GLM-5 made to test glm5-ascend.")
     assert is_wrong(canary, "kq vxz, . wqe pl") and not is_wrong(canary, "I am a small GLM-5 made to test  it.")
     assert not is_wrong(Canary(question="a"), "whatever") and is_wrong(Canary(question="a"), " ")
@@ -120,12 +111,6 @@ def test_exit_codes_and_metrics_for_cron(stub: str, canaries: Path, tmp_path: Pa
     assert values()["glm5_watch_up"] == 0
 
 
-def test_learning_from_a_broken_server_fails(stub: str, tmp_path: Path) -> None:
-    with spoiled(FaultProxy(stub, "noise")) as url:
-        done = in_process("watch", url, "--learn", tmp_path / "canaries.json")
-    assert done.returncode == 1 and "not healthy" in done.stderr and not (tmp_path / "canaries.json").exists()
-
-
 @pytest.mark.parametrize("largest_id", [1023, 154_827], ids=["a small model", "GLM-5"])
 def test_a_wrong_sum_is_learnt_of_a_small_model_only(largest_id: int, tmp_path: Path) -> None:
     """Its steady answer is expected then, and another one is found."""
@@ -134,6 +119,7 @@ def test_a_wrong_sum_is_learnt_of_a_small_model_only(largest_id: int, tmp_path: 
         if largest_id > 150_000:
             with pytest.raises(CheckFailedError, match=r"is not healthy: 'What is 47 \+ 38\?' -> '47 \+"):
                 learn_canaries(url, file)
+            assert not file.exists()
             return
         learnt = {canary.question: canary for canary in learn_canaries(url, file).canaries}
         assert (learnt["What is 47 + 38?"].answer, learnt["What is 47 + 38?"].contains) == ("47 + 38 = 75.", "")

@@ -1,4 +1,4 @@
-"""Which process of a run gets which files, and in which order; a shuffled order on request.
+"""Which process of a run gets which files, and in which order.
 
 By itself pytest-xdist starts with the files of many tests and ends with the servers, of which one process then waits
 for the other. Nothing here decides whether a test passes: only how long the run takes.
@@ -6,7 +6,6 @@ for the other. Nothing here decides whether a test passes: only how long the run
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -59,17 +58,6 @@ def longest_first(items: list[pytest.Item]) -> None:
     """Sort by file; the order within a file stays."""
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(file_of(item.nodeid), len(rank)))
-
-
-def shuffle(items: list[pytest.Item], seed: int) -> None:
-    """Files, and the tests within each, in an order that `seed` decides."""
-    chance = random.Random(seed)
-    files: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(file_of(item.nodeid), []).append(item)
-    names = sorted(files)
-    chance.shuffle(names)
-    items[:] = [item for name in names for item in chance.sample(files[name], len(files[name]))]
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:

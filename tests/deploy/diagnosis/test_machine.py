@@ -17,7 +17,6 @@ from glm5_ascend.deploy.diagnosis import machine, preflight
 from glm5_ascend.deploy.diagnosis.doctor import profile_rows
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
-from glm5_ascend.errors import CheckpointError
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
 from tests.conftest import Copy
@@ -44,15 +43,12 @@ def atlas(root: Path, dies: int, cann: str) -> Path:
     return root
 
 
-def test_an_atlas_is_read(tmp_path: Path) -> None:
-    root = atlas(tmp_path, 16, "9.1.0")
+@pytest.mark.parametrize("cann", ["9.1.0", "8.2.RC1"])
+def test_an_atlas_is_read(cann: str, tmp_path: Path) -> None:
+    root = atlas(tmp_path, 16, cann)
     facts = machine.facts(root)
-    assert facts["device_count"] == 16 and facts["cann"] == "9.1.0"
+    assert facts["device_count"] == 16 and facts["cann"] == cann
     assert machine.version_in(root / machine.DRIVER) == "25.5.1"
-
-
-def test_a_release_candidate_of_cann(tmp_path: Path) -> None:
-    assert machine.cann_version(atlas(tmp_path, 0, "8.2.RC1")) == "8.2.RC1"
 
 
 def test_hbm_from_npu_smi() -> None:
@@ -76,21 +72,25 @@ def test_an_empty_machine_is_not_called_an_atlas(tmp_path: Path) -> None:
 
 
 IMAGE = {"vllm-ascend": "0.23.0.post1", "vllm": "0.23.0+empty", "torch": "2.10.0+cpu", "torch-npu": "2.10.0.post4"}
+#: Of vllm-ascend 0.30.0, the release of the line whose candidate was tried.
+NEWER = {
+    "vllm-ascend": "0.30.0", "vllm": "0.30.0+empty", "torch": "2.10.0+cpu", "torch-npu": "2.10.0.post7",
+    "triton-ascend": "3.2.2", "transformers": "5.14.1",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("change", "cann", "wrong"),
+    ("installed", "cann", "wrong"),
     [
-        ({}, "9.1.0", []),
-        ({"torch-npu": "2.13.0"}, "9.1.0", ["torch-npu"]),
-        ({"vllm": "0.21.0", "transformers": "5.19.0"}, "9.1.0", ["vllm", "transformers"]),
-        ({}, "9.0.0", ["cann"]),
+        (IMAGE, "9.1.0", []),
+        (IMAGE | {"torch-npu": "2.13.0"}, "9.1.0", ["torch-npu"]),
+        (IMAGE | {"vllm": "0.21.0", "transformers": "5.19.0"}, "9.1.0", ["vllm", "transformers"]),
+        (IMAGE, "9.0.0", ["cann"]),
+        (NEWER, "9.2.0", []),
     ],
 )
-def test_a_mixed_set_is_told(change: dict[str, str], cann: str, wrong: list[str]) -> None:
-    installed = IMAGE | change
-    name, expected = sets.expected_packages(installed["vllm-ascend"])
-    assert name == "vllm-ascend 0.23"
+def test_a_mixed_set_is_told(installed: dict[str, str], cann: str, wrong: list[str]) -> None:
+    _, expected = sets.expected_packages(installed["vllm-ascend"])
     assert [package for package, *_ in sets.differences(expected, installed.get, cann)] == wrong
 
 
@@ -143,9 +143,6 @@ def test_the_index_is_the_one_vllm_reads(name: str, tiny_w4a8: Path, editable: C
     assert read_weight_map(two) == read_weight_map(tiny_w4a8)
     (two / "model.safetensors.index.json").unlink()
     assert read_weight_map(two) is None
-    (two / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        read_weight_map(two)
 
 
 def test_doctor_tells_the_truth_about_this_machine() -> None:

@@ -1,4 +1,4 @@
-"""Rendered profiles for tests."""
+"""Profiles for tests: the switches that one states, and its rendered files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any
 
 import yaml
 
-from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 
 #: One profile per shape of rendered objects and engine: one machine, several, prefill and decode apart.
 SHAPES = ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-pd-pp2", "rollout", "a3-2node-sglang", "a3-pd-sglang"]
+
+
+def switches(profile: Profile, role: Role) -> dict[str, bool]:
+    """Which parts of the engine a role has switched on, by the profile's list."""
+    return {
+        name: switch.on if isinstance(switch.on, bool) else role.name in switch.on
+        for name, switch in profile.scheduling.items()
+    }
 
 
 def written(folder: Path, profile: str, target: str) -> Path:

@@ -15,6 +15,7 @@ from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.deploy.rendering.values import PodValues
 from tests.deploy.support.judges import AlertCase, judge_alerts
+from tests.support.command import ROOT
 
 PROFILE = load("a3-2node")
 MONITORED = PodValues.model_validate({"monitoring": {"enabled": True}})
@@ -23,8 +24,9 @@ ALERTS: list[dict[str, Any]] = RULES["spec"]["groups"][0]["rules"]
 EXPRESSIONS = [alert["expr"] for alert in ALERTS]
 DRAFTS = "vllm:spec_decode_num"
 RUNNING, GENERATED = "vllm:num_requests_running", "vllm:generation_tokens_total"
+ANSWERS = 'glm5_watch_answers_total{{url="u",outcome="{}"}}'.format
 ENDED = 'vllm:request_success_total{{finished_reason="{}"}}'.format
-#: Alert -> series that must make it fire within two hours, and the same server's when it is well; a sample a minute.
+#: Alert -> series that must make it fire within two hours, and those of a server that is well; a sample a minute.
 FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "MtpAcceptanceFell": (
         {f"{DRAFTS}_accepted_tokens_total": "0+29x120", f"{DRAFTS}_draft_tokens_total": "0+100x120"},
@@ -47,6 +49,19 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {ENDED("length"): "0+6x120", ENDED("stop"): "0+4x120"},
         {ENDED("length"): "0+4x120", ENDED("stop"): "0+6x120"},
     ),
+    "GarbageFound": (
+        {'glm5_watch_finding{url="u",finding="repeats"}': "0x100 1x20"},
+        {'glm5_watch_finding{url="u",finding="repeats"}': "0x120"},
+    ),
+    "BadAnswers": (
+        {ANSWERS("good"): "0+8x120", ANSWERS("repeats"): "0+1x120"},
+        {ANSWERS("good"): "0+10x120", ANSWERS("repeats"): "0+1x120", ANSWERS("silent"): "0+50x120"},
+    ),
+    "ServerIsSilent": ({'glm5_watch_up{url="u"}': "0x120"}, {'glm5_watch_up{url="u"}': "1x120"}),
+    "WatchStopped": (
+        {'glm5_watch_last_poll_timestamp_seconds{url="u"}': "3000x120"},
+        {'glm5_watch_last_poll_timestamp_seconds{url="u"}': "0+60x120"},
+    ),
 }
 
 
@@ -54,6 +69,10 @@ def labelled(series: str, job: str) -> str:
     """A series as the PodMonitor's scrapes name it."""
     name, _, labels = series.rstrip("}").partition("{")
     return f'{name}{{job="{job}",pod="server-0"{"," if labels else ""}{labels}}}'
+
+
+def firing(alert: dict[str, Any], **labels: str) -> list[dict[str, Any]]:
+    return [{"exp_labels": labels | alert["labels"], "exp_annotations": alert["annotations"]}]
 
 
 @pytest.mark.long
@@ -64,11 +83,21 @@ def test_an_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     for alert in ALERTS:
         ill, well = FIRING[alert["alert"]]
         grouped = "sum by" in alert["expr"] or "max by" in alert["expr"]
-        for series, job, fires in ((ill, PROFILE.name, True), (well, PROFILE.name, False), (ill, "another", False)):
-            labels = {"severity": "warning", "pod": "server-0", **({} if grouped else {"job": job})}
-            firing = [{"exp_labels": labels, "exp_annotations": alert["annotations"]}] if fires else []
-            cases.append((alert["alert"], {labelled(name, job): values for name, values in series.items()}, firing))
+        fired = firing(alert, pod="server-0", **({} if grouped else {"job": PROFILE.name}))
+        for series, job, expected in ((ill, PROFILE.name, fired), (well, PROFILE.name, []), (ill, "another", [])):
+            cases.append((alert["alert"], {labelled(name, job): values for name, values in series.items()}, expected))
     judge_alerts(tmp_path / "rules.yaml", cases)
+
+
+@pytest.mark.long
+def test_an_alert_of_watch_fires_when_it_should_and_only_then() -> None:
+    file = ROOT / "deploy/watch-alerts.yaml"
+    (rules,) = yaml.safe_load(file.read_text())["groups"]
+    cases: list[AlertCase] = []
+    for alert in rules["rules"]:
+        ill, well = FIRING[alert["alert"]]
+        cases += [(alert["alert"], ill, firing(alert, url="u")), (alert["alert"], well, [])]
+    judge_alerts(file, cases)
 
 
 def test_every_series_is_one_of_vllms_and_of_this_job() -> None:
