@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.middleware import OPEN_PATHS, RequireApiKey
 from tests.serve.support.chat import API_KEY
 
@@ -33,7 +32,10 @@ def status(server: str, method: str, path: str, key: str | None, body: str = "{}
 
 def routes(server: str) -> list[tuple[str, str]]:
     """Method and path of all routes that the server names."""
-    paths: dict[str, Any] = json.loads(Client(server, key=API_KEY).get("/openapi.json"))["paths"]
+    connection = http.client.HTTPConnection(urlsplit(server).netloc, timeout=120)
+    connection.request("GET", "/openapi.json", headers={"Authorization": f"Bearer {API_KEY}"})
+    paths: dict[str, Any] = json.loads(connection.getresponse().read())["paths"]
+    connection.close()
     return sorted((method.upper(), path) for path, methods in paths.items() for method in methods)
 
 
