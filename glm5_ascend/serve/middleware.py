@@ -1,4 +1,4 @@
-"""ASGI middleware of `vllm serve --middleware`: the chat page, the API key on every route, Z.ai's switch `thinking`."""
+"""ASGI middleware of `vllm serve --middleware`: the API key on every route, Z.ai's switch `thinking`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hmac
 import json
 import os
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import Any
 
 from glm5_ascend.files.untrusted import parse_json
@@ -16,43 +15,12 @@ App = Callable[..., Awaitable[None]]
 Receive = Callable[..., Awaitable[Any]]
 Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-#: Response headers of the chat page: it may load nothing, and talk to its own server only.
-PAGE_HEADERS = [
-    (b"content-type", b"text/html; charset=utf-8"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-        b"base-uri 'none'",
-    ),
-    (b"cache-control", b"no-cache"),
-    (b"x-content-type-options", b"nosniff"),
-]
 #: Flags of every server of vLLM: middleware that a user's `--middleware` adds to.
 GUARDS = ("--middleware", f"{__name__}.RequireApiKey", "--middleware", f"{__name__}.ThinkingSwitch")
-#: Routes without a key: the static chat page, health probes, metrics, the version. None of them runs the model.
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/metrics", "/version"})
+#: Routes without a key: health probes, metrics, the version. None of them runs the model.
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
 _MESSAGE = "an API key is required: Authorization: Bearer KEY"
 _UNAUTHORIZED = json.dumps({"error": {"message": _MESSAGE, "type": "Unauthorized", "code": 401}}).encode()
-
-
-async def _respond(send: Send, status: int, header_list: list[tuple[bytes, bytes]], body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": header_list})
-    await send({"type": "http.response.body", "body": body})
-
-
-class ChatPage:
-    """Answers GET / with the chat page and passes every other request on."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("GET", "HEAD"):
-            body = files("glm5_ascend").joinpath("data", "chat.html").read_bytes()
-            length = (b"content-length", str(len(body)).encode())
-            await _respond(send, 200, [*PAGE_HEADERS, length], body if scope["method"] == "GET" else b"")
-        else:
-            await self.app(scope, receive, send)
 
 
 class RequireApiKey:
@@ -73,7 +41,8 @@ class RequireApiKey:
             await send({"type": "websocket.close", "code": 1008, "reason": "no API key"})
         else:
             header_list = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-            await _respond(send, 401, header_list, _UNAUTHORIZED)
+            await send({"type": "http.response.start", "status": 401, "headers": header_list})
+            await send({"type": "http.response.body", "body": _UNAUTHORIZED})
 
     def _may_pass(self, scope: Scope) -> bool:
         method = scope.get("method")

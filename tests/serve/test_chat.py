@@ -1,17 +1,14 @@
-"""`glm5-ascend chat` and the chat page, against the real server."""
+"""`glm5-ascend chat` against the real server."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 
 from tests.serve.support.chat import API_KEY
 from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process
-from tests.support.programs import debian_program
 
 pytestmark = pytest.mark.server
 
@@ -44,41 +41,3 @@ def test_what_cannot_be_talked_to(target: str, code: int, word: str) -> None:
 def test_a_missing_key_is_named(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     assert_one_clear_line(in_process("chat", server), 1, "API key")
-
-
-def test_the_page_is_at_the_root(server: str) -> None:
-    with urllib.request.urlopen(f"{server}/") as reply:
-        text, policy = reply.read().decode(), reply.headers["content-security-policy"]
-    assert "<title>glm5-ascend chat</title>" in text
-    assert "default-src 'none'" in policy
-    assert not re.search(r"(?:src|href)=|https?://", text), "the page loads nothing"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
-def test_the_page_in_a_browser(server: str, width: int, scheme: str) -> None:
-    from playwright.sync_api import expect, sync_playwright
-
-    chromium = debian_program("chromium", "chromium")
-    assert chromium is not None, "make test-all needs Debian's chromium: apt-get install chromium"
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
-        foreign: list[str] = []
-        page.on("request", lambda request: foreign.append(request.url) if not request.url.startswith(server) else None)
-        page.goto(f"{server}/")
-        expect(page.locator("#state")).to_have_text("this server wants an API key", timeout=30_000)
-        page.fill("#key", API_KEY)
-        page.locator("#key").press("Tab")
-        expect(page.locator("#state")).to_have_text(re.compile("^context"), timeout=30_000)
-        page.fill("#question", "What is 47 + 38?")
-        page.locator("#question").press("Enter")
-        expect(page.locator(".answer")).to_be_visible(timeout=120_000)
-        expect(page.locator("#state")).to_have_text("ready", timeout=120_000)
-        assert page.locator("details summary").inner_text() == "thinking"
-        assert not page.locator(".thoughts").is_visible()  # folded
-        assert "tokens/s" in page.locator(".figures").inner_text()
-        assert "tokens per step" in page.locator(".figures").inner_text()
-        assert page.locator("html").evaluate("e => e.scrollWidth <= e.clientWidth")
-        browser.close()
-    assert foreign == []
