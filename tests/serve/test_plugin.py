@@ -21,7 +21,7 @@ needs_vllm = pytest.mark.server
 def test_import_is_light() -> None:
     """vLLM imports the plugin in every process; packages of the API are light until a function is used."""
     code = (
-        "import sys, glm5_ascend.serve.plugin, glm5_ascend.quantize, glm5_ascend.fidelity; "
+        "import sys, glm5_ascend.serve.plugin, glm5_ascend.quantize, glm5_ascend.fidelity, glm5_ascend.verify; "
         "from glm5_ascend.deploy import doctor, render, serve; "
         "import glm5_ascend.verify; glm5_ascend.verify.Report; "
         "print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
