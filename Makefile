@@ -12,7 +12,7 @@ EMULATED ?= work/aarch64
 # Three on two cores: a server that starts waits more than it computes.
 TEST_PROCESSES ?= 3
 NEWEST ?= work/newest
-# `make test COVERAGE="--cov=glm5_ascend --cov=glm5_kernels"` prints it: by hand, because it takes half as long again
+# `make test COVERAGE="--cov=glm5_ascend --cov=glm5_kernels"` prints it: by hand, CI has 90 minutes for all
 COVERAGE ?=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=20 $(COVERAGE)
 
