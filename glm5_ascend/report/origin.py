@@ -33,13 +33,13 @@ def command_line() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python and the installed libraries that compute."""
-    found = {"glm5-ascend": __version__, "Python": platform.python_version()}
+    installed = {"glm5-ascend": __version__, "Python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def machine() -> str:

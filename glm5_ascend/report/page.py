@@ -93,6 +93,6 @@ def write(path: Path, page: Page) -> None:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": origin.machine(), **origin.versions()}
+    details = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": origin.machine(), **origin.versions()}
     template = environment.get_template("page.html.j2")
-    write_named(path, template.render(page=page, made_by=_MADE_BY, command=origin.command_line(), made=made))
+    write_named(path, template.render(page=page, made_by=_MADE_BY, command=origin.command_line(), details=details))

@@ -46,8 +46,8 @@ def read_once(checked: Checked, hashed: Collection[str], report: Report, doubts:
         workers.for_each(reader.shard, by_size)
     position = {name: index for index, name in enumerate(checkpoint.entries)}
     floats, linears = (
-        sorted(found.findings, key=lambda finding: position[finding.tensor or ""])
-        for found in (reader.floats, reader.linears)
+        sorted(partial.findings, key=lambda finding: position[finding.tensor or ""])
+        for partial in (reader.floats, reader.linears)
     )
     checked.non_finite = {finding.tensor or "" for finding in floats}
     modules = {name.rpartition(".")[0] for name in checked.non_finite}
