@@ -134,7 +134,7 @@ def _options() -> Iterator[Case]:
         ["serve", "{source}", "--dry-run", "--", "--port=@"], ["serve", "{source}", "--dry-run", "--profile=@"],
         ["serve", "{source}", "--dry-run", "--profile=cpu", "--", "--port=@"],
         ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile=@"], ["smoke", "http://@"],
-        ["eval", "--url=@"],
+        ["eval", "--against", "{source}", "--url=@"],
         ["deploy", "render", "--to", "shell", "--out", "{out}", "--profile", "a3-2node", "--model=@"],
     )  # fmt: skip
     for line in lines:
