@@ -36,20 +36,13 @@ TEXTS: tuple[bytes, ...] = (
     b"- a\n" * 1000, b"a: !!float abc", b"a: 2001-99-99", b"a: &a [*a]", b"!!python/object/apply:os.system [true]",
     b"PK\x03\x04" + bytes(64), b"\x80\x04cos\nsystem\n.", b"<html>", b"%YAML 9.9\n---\n", b"\xf0\x9f\x98",
 )  # fmt: skip
-READERS = (["verify"], ["doctor"], ["serve", "--dry-run"], ["plan"], ["quantize"], ["analyze"])
+#: Those that only read: hundreds of them run.
+READERS = (["verify"], ["doctor"], ["serve", "--dry-run"], ["plan"])
 
 
 def cases() -> list[Case]:
     """All cases, in a fixed order."""
     return [*_config_values(), *_json_files(), *_recipes(), *_machines(), *_irregular(), *_options()]
-
-
-def _command(words: list[str], model: Path, folder: Path) -> list[str]:
-    if words[0] == "quantize":
-        return ["quantize", str(model), str(folder / "out"), "--dry-run"]
-    if words[0] == "analyze":
-        return ["analyze", str(model), "--samples", "1", "--seq-len", "16"]
-    return [words[0], str(model), *words[1:]]
 
 
 def _copy(source: Path, folder: Path) -> Path:
@@ -64,7 +57,7 @@ def _with_file(file: str, content: bytes | Callable[[Path], object], words: list
             (model / file).write_bytes(content)
         else:
             content(model / file)
-        return _command(words, model, folder)
+        return [words[0], str(model), *words[1:]]
 
     return make
 
@@ -72,8 +65,7 @@ def _with_file(file: str, content: bytes | Callable[[Path], object], words: list
 def _config_values() -> Iterator[Case]:
     keys = [*sorted(tiny_config()), "indexer_types", "index_topk_pattern", "text_config", "quantization_config"]
     for number, (key, value) in enumerate((key, value) for key in keys for value in VALUES):
-        words = READERS[number % 4]  # those that only read: hundreds of them run
-
+        words = READERS[number % len(READERS)]
         text = json.dumps(tiny_config() | {key: value}).encode()
         yield Case("config values", f"{key}={value!r:.30} {words[0]}", _with_file("config.json", text, words))
 
@@ -82,7 +74,7 @@ def _json_files() -> Iterator[Case]:
     files = ("config.json", "model.safetensors.index.json", "quant_model_description.json")
     for file in files:
         for number, text in enumerate(TEXTS):
-            for words in READERS[:4]:
+            for words in READERS:
                 yield Case("JSON files", f"{file} {number} {words[0]}", _with_file(file, text, words))
 
 
@@ -119,7 +111,7 @@ def _irregular() -> Iterator[Case]:
     files = ("config.json", "model.safetensors.index.json", "quant_model_description.json")
     for file in files:
         for kind, put in kinds.items():
-            for words in READERS[:4]:
+            for words in READERS:
                 yield Case("irregular files", f"{file} {kind} {words[0]}", _with_file(file, put, words))
 
 
