@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from glm5_ascend.demo_model.resources import data_folder
 from glm5_ascend.fidelity.evaluation.python_docs import documents
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.methods.gptq import GPTQ
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, recipe_content
@@ -125,7 +125,7 @@ def quantized_by_peer(source: Path, out: Path, recipe: str, python: Path, **text
     """
     if out.is_dir():
         return out
-    job = prepare(QuantizeOptions(source, out, PEER_RECIPES.get(recipe, recipe), **texts))
+    job = open_job(QuantizeOptions(source, out, PEER_RECIPES.get(recipe, recipe), **texts))
     assert job.calibration is not None
     with tempfile.TemporaryDirectory() as name:
         sequences, config = Path(name) / "texts.json", Path(name) / "recipe.yaml"

@@ -107,7 +107,7 @@ class SourceTokenizer:
     def _use(self, name: str, act: Callable[[Any], T]) -> T:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if name == "_whole":
-            import transformers  # noqa: F401  # its seconds and memory are no stranger's
+            from transformers import AutoTokenizer  # noqa: F401  # its seconds and memory are no stranger's
         tokenizer, problem = self._within_limits(lambda: getattr(self, name), CPU_SECONDS)
         if problem is not None:
             if isinstance(problem, Glm5Error):
@@ -197,7 +197,7 @@ def _data_limit() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    import transformers  # noqa: F401  # counted before, not as the template's
+    from transformers import AutoTokenizer  # noqa: F401  # counted before, not as the template's
 
     limit = psutil.Process().memory_info().data + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))

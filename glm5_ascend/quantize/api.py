@@ -9,7 +9,7 @@ from typing import Any
 from glm5_ascend.errors import Glm5Error, OutputError, StoppedError
 from glm5_ascend.options import with_options
 from glm5_ascend.quantize.estimate.memory import RunPrediction
-from glm5_ascend.quantize.job import PreparedJob, check_space, predict, prepare
+from glm5_ascend.quantize.job import PreparedJob, check_space, open_job, predict
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import QuantizeResult
 from glm5_ascend.quantize.pipeline import quantize as run
@@ -65,7 +65,7 @@ def run_quantization(
     options: QuantizeOptions, progress: Progress = silent, on_plan: Callable[[PreparedJob], None] | None = None
 ) -> QuantizeReport:
     """`quantize` for a caller that shows the progress, and the plan before the work begins."""
-    job = prepare(options)
+    job = open_job(options)
     if on_plan is not None:
         on_plan(job)
     report = QuantizeReport(job)

@@ -23,7 +23,7 @@ from glm5_ascend.quantize.estimate.time import seconds
 from glm5_ascend.quantize.options import QuantizeOptions, parse_size
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.provenance import inputs
-from glm5_ascend.quantize.recipe import find_recipe, load_recipe
+from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import without_effect
 
 
@@ -58,17 +58,21 @@ class PreparedJob:
         return 0 if self.calibration is None else self.calibration.tokens
 
 
-def prepare(options: QuantizeOptions) -> PreparedJob:
-    """Check source, recipe, plan, calibration text and output directory.
+def open_job(options: QuantizeOptions) -> PreparedJob:
+    """Open the source and the recipe that `options` name, and check the job; raises as `prepare` does."""
+    recipe_path = find_recipe(options.recipe)
+    recipe = load_recipe(recipe_path)
+    return prepare(open_source(Path(options.source)), recipe, recipe_path, options)
+
+
+def prepare(source: Source, recipe: Recipe, recipe_path: Path, options: QuantizeOptions) -> PreparedJob:
+    """Check source, plan, calibration text and output directory.
 
     Raises:
         Glm5Error: the first thing that would make the run fail; nothing has been written.
     """
     max_ram = parse_size(options.max_ram, "--max-ram") or psutil.virtual_memory().total // 2
-    device = find_device(options.device, ("npu", "cuda"))
-    recipe_path = find_recipe(options.recipe)
-    recipe = load_recipe(recipe_path)
-    source, out = open_source(Path(options.source)), Path(options.out)
+    device, out = find_device(options.device, ("npu", "cuda")), Path(options.out)
     check_source(source)
     check_output(source.directory, out, options.overwrite)
     plan = QuantizationPlan(source, recipe)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm5_ascend.errors import CheckpointError, Glm5Error
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.options import QuantizeOptions
 from tests.support.tiny_model import SHARED_INDEXER, change_json, edited_tensors, write_tiny_model
 from tests.verify.faults import keys, texts
@@ -36,7 +36,7 @@ def test_unknown_tensors_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"5 tensors .*model\.layers\.1\.self_attn\.q_norm\.weight, vision\.0"
     ) as e:
-        prepare(with_tensors(tmp_path / "source", *names))
+        open_job(with_tensors(tmp_path / "source", *names))
     assert "vision.3" not in e.value.message and e.value.message.endswith(", ...")
 
 
@@ -44,17 +44,17 @@ def test_layers_that_config_json_forgets_are_not_lost(tmp_path: Path) -> None:
     job = with_tensors(tmp_path / "source")
     change_json(tmp_path / "source" / "config.json", num_nextn_predict_layers=0)
     with pytest.raises(CheckpointError, match=r"tensors are of no module .*model\.layers\.3\."):
-        prepare(job)
+        open_job(job)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
 def test_unused_buffers_are_allowed(name: str, tmp_path: Path) -> None:
-    prepare(with_tensors(tmp_path / "source", name))
+    open_job(with_tensors(tmp_path / "source", name))
 
 
 def test_indexers_of_sharing_layers_are_allowed(tmp_path: Path) -> None:
     """vLLM drops them, and verify only warns."""
-    prepare(with_tensors(tmp_path / "source", "model.layers.3.self_attn.indexer.wk.weight", **SHARED_INDEXER))
+    open_job(with_tensors(tmp_path / "source", "model.layers.3.self_attn.indexer.wk.weight", **SHARED_INDEXER))
 
 
 @pytest.mark.parametrize("row", FAULTS, ids=lambda row: row.name)
@@ -62,6 +62,6 @@ def test_what_verify_refuses_is_refused(row: Row, tiny_source: Path, tmp_path: P
     ck = Linked(tiny_source, tmp_path / "source")
     row.edit(ck)
     with pytest.raises(Glm5Error) as refused:
-        prepare(QuantizeOptions(ck.directory, tmp_path / "out"))
+        open_job(QuantizeOptions(ck.directory, tmp_path / "out"))
     assert refused.value.exit_code == 2 and refused.value.tip
     assert len(refused.value.message.splitlines()) == 1 and not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
@@ -88,7 +88,7 @@ def test_quantized_model_stays_near_its_source(
 def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path) -> None:
     """Up to index_topk tokens the indexer does not run; its static input range is that of q_b_proj, the same input."""
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
-    quantize(prepare(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), silent)
+    quantize(open_job(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), silent)
     files = CheckpointDir(out)
     attention = "model.layers.1.self_attn."
     for suffix in ("input_scale", "input_offset"):
@@ -102,14 +102,14 @@ def test_any_number_of_threads_gives_the_same_bytes(
     calib, before = write_calibration(tmp_path / "calib.jsonl"), tiny_quantized(recipe)
     again = tmp_path / before.name
     options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
-    quantize(prepare(options), silent)
+    quantize(open_job(options), silent)
     assert digest(again) == digest(before)
 
 
 def test_shared_indexers_by_indexer_types_alone(tmp_path: Path) -> None:
     """transformers reads them, engines do not: the output states them for both."""
     source = write_tiny_model(tmp_path / "source", num_hidden_layers=4, indexer_types=SHARED_INDEXER["indexer_types"])
-    quantize(prepare(QuantizeOptions(source, tmp_path / "out", "rtn-w4a8")), silent)
+    quantize(open_job(QuantizeOptions(source, tmp_path / "out", "rtn-w4a8")), silent)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["index_topk_pattern"] == "FFFS" and config["indexer_types"] == SHARED_INDEXER["indexer_types"]
     assert not verify(tmp_path / "out", against=source).findings
@@ -134,7 +134,7 @@ def test_shards_stay_below_the_limit(tiny_source: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "small-parts.yaml"
     recipe.write_text(yaml.safe_dump(raw))
     out = tmp_path / "out"
-    quantize(prepare(QuantizeOptions(tiny_source, out, str(recipe))), silent)
+    quantize(open_job(QuantizeOptions(tiny_source, out, str(recipe))), silent)
     shards = CheckpointDir(out).shards.values()
     assert len(shards) > 3
     for shard in shards:

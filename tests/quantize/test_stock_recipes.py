@@ -16,7 +16,7 @@ import pytest
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.plan import QuantizationPlan
@@ -62,7 +62,7 @@ def test_a_stock_file_runs_unchanged(tiny_source: Path, tmp_path: Path) -> None:
     """Its data set is not installed: the bundled texts are used, and a note says so."""
     recipe, out = tmp_path / "stock.yaml", tmp_path / "out"
     recipe.write_text(STOCK.replace("MTP", "3"))  # the tiny model's MTP layer
-    job = prepare(QuantizeOptions(tiny_source, out, str(recipe), samples=2, seq_len=64))
+    job = open_job(QuantizeOptions(tiny_source, out, str(recipe), samples=2, seq_len=64))
     assert any("mix_calib.jsonl" in note for note in job.notes)
     quantize(job, silent)
     assert json.loads((out / "glm5_ascend_provenance.json").read_text())["notes"] == job.notes + job.warnings

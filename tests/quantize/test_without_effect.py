@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.checkpoint.source import open_source
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.recipe import ALIASES, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import without_effect
@@ -43,7 +43,7 @@ def edited(recipe: str, old: str, new: str, folder: Path) -> Path:
 def test_what_a_recipe_says_in_vain(
     recipe: str, old: str, new: str, words: str, tiny_source: Path, tmp_path: Path
 ) -> None:
-    job = prepare(QuantizeOptions(tiny_source, tmp_path / "out", str(edited(recipe, old, new, tmp_path))))
+    job = open_job(QuantizeOptions(tiny_source, tmp_path / "out", str(edited(recipe, old, new, tmp_path))))
     assert any(words in warning for warning in job.warnings), job.warnings
 
 
@@ -74,19 +74,20 @@ def test_a_second_step_for_the_latent_cache_is_named(tiny_source: Path, tmp_path
     second += 'include: ["*self_attn.kv*"]}\n'
     head, tail = STOCK.replace("MTP", "3").split("    - {type: flex_smooth_quant", 1)
     path.write_text(f"{head}{second}    - {{type: flex_smooth_quant{tail}")
-    job = prepare(QuantizeOptions(tiny_source, tmp_path / "out", str(path)))
+    job = open_job(QuantizeOptions(tiny_source, tmp_path / "out", str(path)))
     assert any("enable_sparse_sfa_c8" in warning for warning in job.warnings), job.warnings
 
 
 def test_calibration_text_that_is_not_read(tiny_source: Path, tmp_path: Path) -> None:
     calib = write_calibration(tmp_path / "calib.jsonl")
-    job = prepare(QuantizeOptions(tiny_source, tmp_path / "out", "rtn-w4a8", calib=calib))
+    job = open_job(QuantizeOptions(tiny_source, tmp_path / "out", "rtn-w4a8", calib=calib))
     assert [warning for warning in job.warnings if "--calib" in warning and "not read" in warning]
 
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_other_names_of_recipes(name: str, tiny_source: Path, tmp_path: Path) -> None:
     assert find_recipe(name) == find_recipe(ALIASES[name])
-    assert prepare(QuantizeOptions(tiny_source, tmp_path / "out", name)).plan.recipe.metadata.config_id == ALIASES[name]
+    job = open_job(QuantizeOptions(tiny_source, tmp_path / "out", name))
+    assert job.plan.recipe.metadata.config_id == ALIASES[name]
     help_text, known = in_process("quantize", "--help").stdout, in_process("quantize", "a", "b", "--recipe", "glm-5.3")
     assert name in "".join(help_text.split()) and name in known.stderr

@@ -264,14 +264,14 @@ def write_calibration(path: Path) -> Path:
 
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     """Quantize `source` with a small calibration text into `out`; returns `out`."""
-    from glm5_ascend.quantize.job import prepare
+    from glm5_ascend.quantize.job import open_job
     from glm5_ascend.quantize.options import QuantizeOptions
     from glm5_ascend.quantize.pipeline import quantize
     from glm5_ascend.quantize.progress import silent
 
     calib = write_calibration(out.parent / "calib.jsonl")
     options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
-    quantize(prepare(options), silent)
+    quantize(open_job(options), silent)
     return out
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from glm5_ascend.quantize.calibration.stream import Stream
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
@@ -56,7 +56,7 @@ def test_a_sequence_leaves_nothing_but_its_stream(
     options = QuantizeOptions(
         tiny_source, tmp_path / "out", "w4a8-best", calib=calib, samples=SEQUENCES, seq_len=48, threads=1
     )
-    quantize(prepare(options), silent)
+    quantize(open_job(options), silent)
     assert {"stream-0", "stream-1", "stream-2"} <= live.keys()
     assert {name: late - early for name, (early, late) in live.items()} == dict.fromkeys(live, 0)
 

@@ -11,13 +11,13 @@ import pytest
 
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.estimate import memory as budget
-from glm5_ascend.quantize.job import predict, prepare
+from glm5_ascend.quantize.job import open_job, predict
 from glm5_ascend.quantize.options import QuantizeOptions
 from tests.support.command import ROOT
 
 
 def test_threads_are_reduced_to_fit_in_memory(tiny_source: Path, tmp_path: Path) -> None:
-    plan = prepare(QuantizeOptions(tiny_source, tmp_path / "out")).plan
+    plan = open_job(QuantizeOptions(tiny_source, tmp_path / "out")).plan
     one, four = (budget.peak_bytes(plan, 512, threads) for threads in (1, 4))
     assert one < four
     assert budget.threads_within(plan, 512, 4, four) == 4
@@ -29,7 +29,7 @@ def test_threads_are_reduced_to_fit_in_memory(tiny_source: Path, tmp_path: Path)
 
 def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
     few, many = (
-        predict(prepare(QuantizeOptions(tiny_source, tmp_path / "out", samples=samples, seq_len=32, threads=1)))
+        predict(open_job(QuantizeOptions(tiny_source, tmp_path / "out", samples=samples, seq_len=32, threads=1)))
         for samples in (2, 2000)
     )
     assert few.activation_bytes * 1000 == many.activation_bytes

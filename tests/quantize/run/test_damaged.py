@@ -12,7 +12,7 @@ import pytest
 
 from glm5_ascend.checkpoint.output import run_dir_of
 from glm5_ascend.errors import OutputError
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
 from tests.quantize.run.test_resume import StopsAfter, options
@@ -33,7 +33,7 @@ class Stopped:
             self.run(folder / "broken" / "out", StopsAfter(10))  # a layer has four
 
     def run(self, out: Path, progress: Callable[[str, float, int], None] = silent) -> None:
-        quantize(prepare(options(self.source, out, self.calib, recipe=self.recipe)), progress)
+        quantize(open_job(options(self.source, out, self.calib, recipe=self.recipe)), progress)
 
     def copy(self, folder: Path) -> Path:
         """The stopped run once more; its OUT."""

@@ -15,7 +15,7 @@ import pytest
 from glm5_ascend.checkpoint.output import run_dir_of
 from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize import pipeline
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.methods import gptq
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
@@ -60,11 +60,11 @@ def test_stopped_after_every_few_experts(kind: str, recipe: str, tmp_path: Path)
     calib = write_calibration(tmp_path / "calib.jsonl")
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
-    quantize(prepare(options(source, whole, calib, recipe=recipe)), silent)
+    quantize(open_job(options(source, whole, calib, recipe=recipe)), silent)
     stops = 0
     while not broken.exists():
         try:
-            quantize(prepare(options(source, broken, calib, recipe=recipe)), StopsAfter(7))  # a layer has four
+            quantize(open_job(options(source, broken, calib, recipe=recipe)), StopsAfter(7))  # a layer has four
         except KeyboardInterrupt:
             stops += 1
     assert stops >= 2
@@ -83,10 +83,10 @@ def test_wide_linears_resumed_with_other_threads(
     asked = {"recipe": "w4a8-best"}
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
-    quantize(prepare(options(tiny_source, whole, calib, **asked, threads=1)), silent)
+    quantize(open_job(options(tiny_source, whole, calib, **asked, threads=1)), silent)
     with pytest.raises(KeyboardInterrupt):
-        quantize(prepare(options(tiny_source, broken, calib, **asked, threads=3)), StopsAfter(2))
-    quantize(prepare(options(tiny_source, broken, calib, **asked, threads=2)), silent)
+        quantize(open_job(options(tiny_source, broken, calib, **asked, threads=3)), StopsAfter(2))
+    quantize(open_job(options(tiny_source, broken, calib, **asked, threads=2)), silent)
     assert digest(broken) == digest(whole)
 
 
@@ -95,7 +95,7 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
     calib = write_calibration(tmp_path / "calib.jsonl")
     whole, broken = tmp_path / "whole" / "out", tmp_path / "broken" / "out"
     whole.parent.mkdir(), broken.parent.mkdir()
-    quantize(prepare(options(tiny_source, whole, calib)), silent)
+    quantize(open_job(options(tiny_source, whole, calib)), silent)
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -103,8 +103,8 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "publish", stop)
         with pytest.raises(KeyboardInterrupt):
-            quantize(prepare(options(tiny_source, broken, calib)), silent)
-    quantize(prepare(options(tiny_source, broken, calib)), silent)
+            quantize(open_job(options(tiny_source, broken, calib)), silent)
+    quantize(open_job(options(tiny_source, broken, calib)), silent)
     assert digest(broken) == digest(whole)
 
 
@@ -130,12 +130,12 @@ def test_killed_again_and_again(kind: str, recipe: str, kills: int, tmp_path: Pa
 def test_another_job_does_not_resume(change: dict[str, Any], word: str, tiny_source: Path, tmp_path: Path) -> None:
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        quantize(prepare(options(tiny_source, out, calib)), StopsAfter(2))
+        quantize(open_job(options(tiny_source, out, calib)), StopsAfter(2))
     with pytest.raises(OutputError, match=f"unfinished run with another {word}") as error:
-        quantize(prepare(options(tiny_source, out, calib, **change)), silent)
+        quantize(open_job(options(tiny_source, out, calib, **change)), silent)
     assert "--restart" in error.value.tip
     assert not out.exists()
-    quantize(prepare(options(tiny_source, out, calib, **change, restart=True)), silent)
+    quantize(open_job(options(tiny_source, out, calib, **change, restart=True)), silent)
     assert out.exists()
     assert not run_dir_of(out).exists()
 
@@ -144,10 +144,10 @@ def test_a_touched_source_is_not_resumed(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source")
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        quantize(prepare(options(source, out, calib)), StopsAfter(2))
+        quantize(open_job(options(source, out, calib)), StopsAfter(2))
     next(source.glob("*.safetensors")).touch()
     with pytest.raises(OutputError, match="modification times of the source"):
-        quantize(prepare(options(source, out, calib)), silent)
+        quantize(open_job(options(source, out, calib)), silent)
 
 
 def test_a_torn_line_does_not_count(tmp_path: Path) -> None:

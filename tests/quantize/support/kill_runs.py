@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.quantize.job import prepare
+from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.pipeline import quantize
 from glm5_ascend.quantize.progress import silent
@@ -26,7 +26,7 @@ from glm5_kernels import ops, registry
 
 def run(source: Path, calib: Path, recipe: str, out: Path) -> None:
     options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64, threads=2)
-    quantize(prepare(options), silent)
+    quantize(open_job(options), silent)
 
 
 def start(source: Path, calib: Path, recipe: str, out: Path) -> int:

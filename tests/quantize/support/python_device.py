@@ -94,7 +94,7 @@ def install() -> None:
 
 def main() -> None:
     from glm5_ascend.quantize.calibration import forward
-    from glm5_ascend.quantize.job import prepare
+    from glm5_ascend.quantize.job import open_job
     from glm5_ascend.quantize.options import QuantizeOptions
     from glm5_ascend.quantize.pipeline import quantize
     from glm5_ascend.quantize.progress import silent
@@ -104,7 +104,7 @@ def main() -> None:
     forward.native_bf16 = lambda _: host_has_it  # the device multiplies what the host multiplies: equal bytes
     source, out, recipe, calib, operators = sys.argv[1:]
     options = QuantizeOptions(Path(source), Path(out), recipe, calib=Path(calib), samples=4, seq_len=64, threads=2)
-    quantize(dataclasses.replace(prepare(options), device=torch.device("npu", 0)), silent)
+    quantize(dataclasses.replace(open_job(options), device=torch.device("npu", 0)), silent)
     Path(operators).write_text(json.dumps(sorted(used)))
 
 
