@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import torch
-from tools.limited_server import FailedError, Server, ask, control_group, require, serving
+from tokenizers.pre_tokenizers import ByteLevel
+from tools.limited_server import FailedError, ask, control_group, require, serving
 from tools.make_model import TOKENS
 
 from glm5_ascend.checkpoint.index import CheckpointDir
 from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve.client import Client
 
 MAKE_MODEL = Path(__file__).parent / "tools/make_model.py"
 #: Of more than one token: vLLM's MTP layer takes zeros for the embedding at position 0, so a draft there is wrong.
@@ -57,15 +57,6 @@ class Expected:
             last = token
 
 
-def drafts(server: Server) -> tuple[float, float]:
-    """Accepted and proposed draft tokens so far."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
-    names = ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total")
-    first, second = (sum(map(float, re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE))) for name in names)
-    return first, second
-
-
 def run(work: Path, family: str, memory: float, tokens: int, prompt: int, only: str, layers: int | None) -> None:
     model = work / f"{family}-w4a8{f'-{layers}' if layers else ''}"
     if not model.exists():
@@ -83,29 +74,24 @@ def run(work: Path, family: str, memory: float, tokens: int, prompt: int, only: 
             with serving(model, members, flags) as server:
                 require("read from disk" in server.ready, "the ready line does not say where from")
                 # With a draft a step gives two tokens, and an odd number ends with a step.
-                ids = ask(server, PROMPT, tokens | 1 if flags else tokens, name).ids
-                expected.check(3 + sorted_bytes().index(PROMPT[-1]), ids, name)
+                ids = ask(server, PROMPT, tokens | 1 if flags else tokens, name)
+                expected.check(3 + sorted(ByteLevel.alphabet()).index(PROMPT[-1]), ids, name)
                 answers.append(ids[:tokens])
                 if flags:
-                    right, proposed = drafts(server)
+                    counts = Client(server.url).metrics()
+                    right = counts["vllm:spec_decode_num_accepted_tokens_total"]
+                    proposed = counts["vllm:spec_decode_num_draft_tokens_total"]
                     print(f"  drafts accepted: {right:.0f} of {proposed:.0f}")
                     require(right == proposed == tokens // 2, "a draft was not accepted")
                 else:
                     ask(server, PROMPT, 1, "temperature 1", temperature=1.0)
                 if prompt and not flags:
                     long = [3 + i * 7 % 256 for i in range(prompt)]
-                    expected.check(long[-1], ask(server, long, 1, f"prompt of {prompt} tokens").ids, "the long prompt")
+                    expected.check(long[-1], ask(server, long, 1, f"prompt of {prompt} tokens"), "the long prompt")
             said = server.predicted()
             require(server.anonymous < said, f"anonymous memory is not below the {said / 1e9:.1f} GB that serve said")
     require(answers[0] == answers[-1], "MTP changes the answer")
     print("ok: all checks passed")
-
-
-def sorted_bytes() -> list[str]:
-    """The tokenizer's byte characters in the order of their ids."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return sorted(ByteLevel.alphabet())
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -105,11 +105,6 @@ class Server:
         times = [process.cpu_times() for process in self.family()]
         return Use(sum(spent.user for spent in times), sum(spent.system for spent in times))
 
-    def client(self) -> Any:
-        import openai  # vLLM needs it, the other benchmarks do not
-
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=36000, max_retries=0)
-
 
 @contextlib.contextmanager
 def serving(model: Path, members: Path, flags: list[str]) -> Iterator[Server]:
@@ -157,21 +152,15 @@ def serving(model: Path, members: Path, flags: list[str]) -> Iterator[Server]:
     print(f"  anonymous memory, the most of all processes: {server.anonymous / 1e9:.2f} GB", flush=True)
 
 
-class Answer(NamedTuple):
-    """Token ids of an answer; seconds until the first, and of each later one; what the server took for a later one."""
+def ask(server: Server, prompt: str | list[int], tokens: int, what: str, temperature: float = 0.0) -> list[int]:
+    """Return the ids of an answer, print where its time went; raises `FailedError` for fewer ids, or odd logprobs."""
+    import openai  # vLLM needs it, the other benchmarks do not
 
-    ids: list[int]
-    first: float
-    later: float
-    use: Use
-
-
-def ask(server: Server, prompt: str | list[int], tokens: int, what: str, temperature: float = 0.0) -> Answer:
-    """Ask for so many tokens and print where the time of each went; raises `FailedError` for fewer, or odd logprobs."""
     arrived: list[float] = []
     ids: list[int] = []
     began, before = time.perf_counter(), server.use()
-    stream = server.client().completions.create(
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=36000, max_retries=0)
+    stream = client.completions.create(
         model="glm-5", prompt=prompt, max_tokens=tokens, temperature=temperature, logprobs=1, stream=True, seed=0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )  # fmt: skip
@@ -193,4 +182,4 @@ def ask(server: Server, prompt: str | list[int], tokens: int, what: str, tempera
         f"{use.user:.2f} s in programs, {use.system:.2f} s in Linux",
         flush=True,
     )
-    return Answer(ids, arrived[0], seconds, use)
+    return ids
