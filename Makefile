@@ -88,6 +88,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/*.py benchmarks/peers/*.py benchmarks/tools/*.py
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 style: $(VENV)/.dev

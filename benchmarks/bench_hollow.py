@@ -61,7 +61,7 @@ def run(work: Path, family: str, memory: float, tokens: int, prompt: int, only: 
     model = work / f"{family}-w4a8{f'-{layers}' if layers else ''}"
     if not model.exists():
         sizes = ["--layers", str(layers)] if layers else []
-        command = [sys.executable, MAKE_MODEL, model, "--recipe", RECIPES[family], "--family", family, *sizes]
+        command = [sys.executable, str(MAKE_MODEL), str(model), "--recipe", RECIPES[family], "--family", family, *sizes]
         subprocess.run(command, check=True)
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     blocks = sum(512 * path.stat().st_blocks for path in model.glob("*.safetensors"))

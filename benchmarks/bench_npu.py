@@ -135,10 +135,10 @@ def main() -> int:
     for row, names in runs:
         for result in measured(row, device, names, args.rounds):
             results.append(result)
-            error = f"{result['error']}{'' if result['ok'] else ' WRONG'}"
             print(
-                f"| `{row.op}` | {row.shape} | {result['kernel']} | {result['measured_us']} us | "
-                f"{result['at_least_us']} us | {result['times']} | {error} |",
+                f"| `{row.op}` | {row.shape} | {result['kernel']} | {result['measured_us']} us "
+                f"| {result['at_least_us']} us | {result['times']} "
+                f"| {result['error']}{'' if result['ok'] else ' WRONG'} |",
                 flush=True,
             )
     if args.csv:

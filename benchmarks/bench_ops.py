@@ -168,7 +168,7 @@ def main() -> int:
     print(f"features {args.features}; one thread reads {machine.read / 1e9:.1f} GB/s; best products, Gop/s: {rates}")
     print(f"medians of {args.rounds}; all = {args.threads} threads")
     shapes = ((8, 1), (1, args.prefill))  # requests, and query tokens of each
-    attending = (("lightning_indexer", indexer), ("sparse_flash_attention", attention))
+    attending: Any = (("lightning_indexer", indexer), ("sparse_flash_attention", attention))
     makers: list[tuple[str, Callable[[], Case]]] = [
         *(("mla_preprocess", partial(preprocess, tokens)) for tokens in (8, args.prefill)),
         *((op, partial(make, *shape, n)) for n in args.context for shape in shapes for op, make in attending),

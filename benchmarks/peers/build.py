@@ -43,7 +43,7 @@ PEERS = {
 }
 
 
-def run(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None) -> None:
+def run(command: Sequence[object], log: Path, env: Mapping[str, str] | None = None) -> None:
     """Run a step with its output in `log`; raises `NotBuiltError` with the last line that names an error."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
@@ -53,7 +53,9 @@ def run(command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None 
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if "error" in line.lower()] or lines or [""]
-        raise NotBuiltError(f"{Path(command[0]).name}: exit code {done.returncode}: {errors[-1].strip()[:200]} ({log})")
+        raise NotBuiltError(
+            f"{Path(str(command[0])).name}: exit code {done.returncode}: {errors[-1].strip()[:200]} ({log})"
+        )
 
 
 def tools(work: Path) -> Path:

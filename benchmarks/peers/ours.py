@@ -46,6 +46,9 @@ class Engine:
         chosen, proposed: ids of the next step, and drafts after it; empty: the model's own.
     """
 
+    load: float
+    runner: Any
+
     def __init__(self, directory: str, requests: int, longest: int, cached: int, dtype: str, drafts: int) -> None:
         from vllm import LLM
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -135,8 +138,8 @@ class Engine:
         """Requests whose prompts are in the cache without being computed: zeros, and random keys for the indexer."""
         import torch
 
+        from glm5_ascend.serve.plugin.backend import current_metadata
         from glm5_ascend.serve.plugin.linear_attention import LinearAttention
-        from glm5_ascend.serve.plugin.linear_states import step_metadata
 
         layers = self.runner.compilation_config.static_forward_context
         hidden = self.runner.model_config.get_hidden_size()
@@ -144,7 +147,7 @@ class Engine:
         def uncomputed(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
             for name, layer in layers.items():
                 if isinstance(layer, LinearAttention):  # a state is looked for by the number of its tokens
-                    step_metadata(name).write_lengths(layer.kv_cache[2])
+                    current_metadata(name).write_lengths(layer.kv_cache[2])
             return torch.zeros(len(input_ids), hidden, dtype=torch.bfloat16)
 
         self.runner._model_forward = uncomputed

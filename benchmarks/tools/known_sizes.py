@@ -56,8 +56,8 @@ def sizes() -> Iterator[Size]:
         yield Size(what, nbytes, weights.stored_bytes(named(name, quantization), fp32_head), source)
     for int8, nbytes in CACHE_ROWS.items():
         model = named("glm-5", "w8a8", int8)
-        computed = memory.attention_row(model) + memory.indexer_row(model)
-        yield Size(f"cache of a token and layer, int8: {int8}", nbytes, computed, "vllm-ascend 182b75e")
+        row = memory.attention_row(model) + memory.indexer_row(model)
+        yield Size(f"cache of a token and layer, int8: {int8}", nbytes, row, "vllm-ascend 182b75e")
     for name, int8, nbytes, source in TOKENS:
         computed = memory.bytes_per_token(named(name, "w8a8", int8), mtp=True)
         yield Size(f"{name}: cache of a token, int8: {int8}", nbytes, computed, source)

@@ -128,8 +128,8 @@ def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def stored(name: str, part: Weight, x: torch.Tensor, dtype: str) -> dict[str, torch.Tensor]:
     if isinstance(part, Vector) and part.role == "router_bias":
         return {name: x}
-    whole = isinstance(part, Linear) and part.role == "linear" and not name.endswith(("lm_head.weight", "head.weight"))
-    whole = whole and not part.why_float  # KDA: the released file has it in bf16
+    whole = isinstance(part, Linear) and part.role == "linear" and not part.why_float  # KDA: bf16 when released
+    whole = whole and not name.endswith(("lm_head.weight", "head.weight"))
     if dtype == "fp8" and whole and not name.endswith(("wk.weight", "weights_proj.weight", "mlp.gate.weight")):
         weight, scale = fp8_blocks(x)
         return {name: weight, f"{name}_scale_inv": scale}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Case:
     difference: Callable[[Any, Any], float]
     limit: float
     bytes: float
-    operations: list[tuple[float, tuple[torch.dtype, ...]]]
+    operations: Sequence[tuple[float, tuple[torch.dtype, ...]]]
     baseline: Callable[[], Any] | None = None
 
     def fast(self) -> Any:
@@ -195,6 +195,7 @@ def _expert_case(shape: str, operands: tuple[Any, ...], plain: Callable[[], Any]
 
 def product(tokens: int, n: int, k: int) -> Case:
     x, w = torch.randn(tokens, k), linear(n, k)
+    assert w.scale is not None
     wide = w.weight.float() * w.scale[:, None]
     plain = lambda: F.linear(x, wide)  # noqa: E731
     differs = lambda got, want: float(not torch.equal(got, want))  # noqa: E731
