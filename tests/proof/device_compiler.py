@@ -17,18 +17,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.proof.lowering import Lowered
-
 #: The newest on PyPI, and CANN 9.1's (kernels/NPU.md).
 VERSION = "1.2.0"
 #: A die of an A3 and an A2: the names that Triton-Ascend passes.
 TARGETS = ("Ascend910_9382", "Ascend910B3")
-#: Bytes of one core's memories (AscendNPU-IR's target specification): vector, cube, accumulators.
-MEMORIES = {"ub": 196608, "cbuf": 524288, "cc": 131072}
-NAMES = {"ub": "UB", "cbuf": "L1", "cc": "L0C"}
 #: No kernel takes more than seconds; a size that does not fit once took 160 s.
 LIMIT = 900
-_BITS = {"i1": 1, "i8": 8, "bf16": 16, "f16": 16, "i16": 16, "f32": 32, "i32": 32, "i64": 64}
 _STAND_IN = """#!/bin/sh
 for argument; do case "$argument" in *.mlir) cp "$argument" "$(dirname "$0")/final.mlir" ;; esac; done
 exit 1
@@ -37,47 +31,10 @@ exit 1
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a kernel.
+    """What the compiler made of a kernel: the allocated and synchronised program, or its complaint on one line."""
 
-    Attributes:
-        program: the allocated and synchronised program, "" if the compiler refused the kernel.
-        complaint: what it output then, on one line.
-    """
-
-    kernel: str
-    target: str
     program: str
     complaint: str
-
-    def used(self) -> dict[str, int]:
-        """Bytes in use by memory: the highest end of a buffer in `ub`, `cbuf` (L1), `cc` (L0C).
-
-        L0A and L0B have no buffers in a program: products read L1, and their machine code moves operands through them.
-
-        Raises:
-            ValueError: a buffer's address or size is not a constant, so the sum would be a guess.
-        """
-        constants = dict(re.findall(r"(%[\w-]+) = arith\.constant (-?\d+) : i64", self.program))
-        used: dict[str, int] = {}
-        pattern = r"pointer_cast\(([^)]*)\)[^:]*: memref<([\w?]+)(?:, strided<[^>]*>)?, #hivm\.address_space<(\w+)>>"
-        for addresses, shape, space in re.findall(pattern, self.program):
-            *sizes, element = shape.split("x")
-            bits = _BITS[element]
-            for size in sizes:
-                bits *= int(size)
-            for address in addresses.split(","):
-                used[space] = max(used.get(space, 0), int(constants[address.strip()]) + -(-bits // 8))
-        return used
-
-    def findings(self) -> list[str]:
-        """Why the kernel could not run on the device; nothing if it could."""
-        if not self.program:
-            return [self.complaint]
-        return [
-            f"{size} bytes in {NAMES.get(space, space)} of {MEMORIES[space]}"
-            for space, size in self.used().items()
-            if size > MEMORIES[space]
-        ]
 
 
 class DeviceCompiler:
@@ -104,11 +61,11 @@ class DeviceCompiler:
         for program in self.program.parent.iterdir():
             program.chmod(0o755)
 
-    def compile(self, lowered: Lowered, target: str = TARGETS[0], multi_buffer: bool = True) -> Compiled:
-        """`lowered` with the options that Triton-Ascend 3.2 passes for A2 and A3."""
+    def compile(self, text: str, target: str = TARGETS[0], multi_buffer: bool = True) -> Compiled:
+        """A lowered kernel with the options that Triton-Ascend 3.2 passes for A2 and A3."""
         with tempfile.TemporaryDirectory() as folder:
             source, final, stand_in = (Path(folder, name) for name in ("kernel.mlir", "final.mlir", "hivmc"))
-            source.write_text(lowered.text)
+            source.write_text(text)
             stand_in.write_text(_STAND_IN)
             stand_in.chmod(0o755)
             command = [
@@ -126,7 +83,7 @@ class DeviceCompiler:
             except subprocess.TimeoutExpired:
                 output = f"error: no end within {LIMIT} s"
             program = final.read_text() if final.exists() else ""
-        return Compiled(lowered.kernel, target, program, "" if program else _first_error(output))
+        return Compiled(program, "" if program else _first_error(output))
 
 
 def _first_error(output: str) -> str:

@@ -90,9 +90,8 @@ def _compiled(op: str, folder: Path) -> Iterator[Result]:
         shape = " ".join(f"{key}={value}" for key, value in constants)
         for target, multi_buffer in itertools.product(TARGETS, (True, False)):
             compiled = compiler.compile(lowered, target, multi_buffer)
-            wrong = compiled.findings()
             what = f"{name} {shape}, {target}" + ("" if multi_buffer else ", single buffers")
-            yield Result(op, what, not wrong, "; ".join(wrong))
+            yield Result(op, what, bool(compiled.program), compiled.complaint)
 
 
 if __name__ == "__main__":

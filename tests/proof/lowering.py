@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,29 +25,17 @@ NAMES = {
 ARCHITECTURE = "Ascend910_9382"
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """The kernel's name and its Linalg text."""
-
-    kernel: str
-    text: str
-
-
 #: A kernel's name, the types of its arguments and its constants.
 Key = tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 
-def kernel_key(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Key:
-    types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
-    return kernel.__name__, types, tuple(constants.items())
-
-
-def lower_all(cases: Iterable[Case]) -> dict[Key, Lowered]:
-    """Every kernel that our Triton versions launch for these cases; nothing is run."""
-    kernels: dict[Key, Lowered] = {}
+def lower_all(cases: Iterable[Case]) -> dict[Key, str]:
+    """Linalg text of every kernel that our Triton versions launch for these cases; nothing is run."""
+    kernels: dict[Key, str] = {}
 
     def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        key = kernel_key(kernel, arguments, constants)
+        types = tuple(a.dtype if isinstance(a, torch.Tensor) else type(a) for a in arguments)
+        key = kernel.__name__, types, tuple(constants.items())
         if key not in kernels:
             kernels[key] = lower(kernel, arguments, constants)
 
@@ -58,7 +45,7 @@ def lower_all(cases: Iterable[Case]) -> dict[Key, Lowered]:
     return kernels
 
 
-def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> Lowered:
+def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> str:
     """`kernel` (decorated by triton.jit) for arguments of these types and these constants.
 
     Raises:
@@ -86,7 +73,7 @@ def lower(kernel: Any, arguments: Sequence[Any], constants: dict[str, Any]) -> L
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{kernel.__name__}: {error.stderr.decode()[:2000]}") from error
     text, _ = _parse_linalg_metadata(text, metadata)
-    return Lowered(kernel.__name__, text)
+    return text
 
 
 def _signature(argument: Any) -> str:
