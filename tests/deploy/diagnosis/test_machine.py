@@ -106,16 +106,16 @@ def test_a_pre_release_is_of_its_own_line() -> None:
         assert sets.expected_packages(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
     built = "0.30.1.dev0+g182b75e"
     assert sets.expected_packages(built) == (f"vllm-ascend {built}", {})
-    assert [row.status for row in machine.set_rows(built, "9.1.0")] == ["info"]
+    assert machine.set_row(built, "9.1.0").status == "info"
     assert sets.expected_packages("0.23.0.post1")[0] == "vllm-ascend 0.23"
 
 
 def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = "0.28.0"
     monkeypatch.setattr(machine.environment, "version_of", lambda *names: vllm if "vllm" in names else None)
-    (good,) = machine.set_rows("0.28.0rc1", "9.9.9")
+    good = machine.set_row("0.28.0rc1", "9.9.9")
     assert good.status == "info" and "goes with vLLM 0.28.0" in good.note
-    (bad,) = machine.set_rows("0.29.0rc1", "9.9.9")
+    bad = machine.set_row("0.29.0rc1", "9.9.9")
     assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
 
 
