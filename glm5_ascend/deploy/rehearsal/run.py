@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.shards import DTYPE_NAMES
+from glm5_ascend.checkpoint.shards import dtype_name
 from glm5_ascend.deploy.options import RehearseOptions
 from glm5_ascend.deploy.planning.ranks import planned_ranks
 from glm5_ascend.deploy.profiles.command import command
@@ -99,7 +99,7 @@ def _rehearse_role(
     extra = normal_form(options.vllm_args, flag_table(line.flags))
     role = role.for_line(line)
     sizes, entries = layout(role, extra, line), CheckpointDir(directory).entries
-    headers = {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
+    headers = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in entries.items()}
     for rank in select_ranks(options.ranks, sizes):
         say(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
         dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
