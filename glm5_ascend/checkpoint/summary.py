@@ -8,6 +8,7 @@ from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME, FLOAT
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_file import flat_keys, parse_config, read_config
 
 MIXED = "mixed types"
@@ -17,18 +18,16 @@ MIXED = "mixed types"
 class CheckpointSummary:
     """experts, attention: type of the routed experts and of q_a, kv_a and q_b (MTP layer left out).
 
-    raw: content of config.json; config: its keys of the language model;
-    shared_indexers: layers without an indexer of their own (GLM-5.2); mtp: the checkpoint has the draft layer;
+    raw: content of config.json; config: its keys of the language model; model: their checked values;
     types: of every tensor, empty if not quantized; group_size: of the description, None if it is absent.
     """
 
     directory: Path
     experts: str
     attention: str
-    shared_indexers: bool
-    mtp: bool
     raw: dict[str, Any]
     config: dict[str, Any]
+    model: ModelConfig
     types: dict[str, str]
     group_size: int | None
 
@@ -59,10 +58,9 @@ def summarize(directory: Path) -> CheckpointSummary:
             for key, scheme in weights.items()
             if key.removesuffix(".weight").endswith((".q_a_proj", ".kv_a_proj_with_mqa", ".q_b_proj"))
         ),
-        shared_indexers="shared" in (config.get("indexer_types") or ()),
-        mtp=bool(model.mtp_prefixes),
         raw=raw,
         config=config,
+        model=model,
         types=types,
         group_size=content.get("group_size"),
     )

@@ -18,7 +18,6 @@ from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError, MissingEnvironmentError, shortened
 from glm5_ascend.files.untrusted import read_bytes
-from glm5_ascend.model.config_file import load_config
 from glm5_ascend.options import with_options
 from glm5_ascend.serve import cores
 from glm5_ascend.serve.environment import on_ascend, require_cpu_environment, with_users_variables
@@ -105,7 +104,7 @@ def server_command(
         return ServerCommand(merged_environment(env), argv if complete else [*argv, "--api-key", key])
     ours = [] if "--headless" in argv else list(GUARDS)
     if profile.platform == CPU:
-        refuse_flags(load_config(checkpoint.directory), argv)
+        refuse_flags(checkpoint.model, argv)
         if (checkpoint.directory / DESCRIPTION_NAME).exists() and "--quantization" not in given_flags(argv):
             ours += ["--quantization", "ascend"]
         ours += [word for limit in default_limits(checkpoint, built).items() for word in limit]

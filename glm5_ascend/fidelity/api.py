@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from glm5_ascend.checkpoint.types import FLOAT
@@ -75,8 +74,7 @@ def _check_eval_options(options: EvaluateOptions) -> None:
 
 
 def _client(address: str, key: str) -> Client:
-    client = Client(server_address(address), "", ANSWER_TIMEOUT_S, key)
-    return replace(client, model=client.entry()["id"])
+    return Client(server_address(address), "", ANSWER_TIMEOUT_S, key).named()
 
 
 def _path(value: str | Path | None) -> Path | None:

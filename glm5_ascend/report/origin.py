@@ -33,13 +33,18 @@ def command_line() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python and the installed libraries that compute."""
-    installed = {"glm5-ascend": __version__, "Python": platform.python_version()}
-    for name in _PACKAGES:
+    installed = {name: version for name in _PACKAGES if (version := version_of(name))}
+    return {"glm5-ascend": __version__, "Python": platform.python_version(), **installed}
+
+
+def version_of(*distributions: str) -> str | None:
+    """Version of the first installed one of some distributions."""
+    for name in distributions:
         try:
-            installed[name] = metadata.version(name)
+            return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return installed
+    return None
 
 
 def machine() -> str:

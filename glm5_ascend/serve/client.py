@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glm5_ascend.errors import CheckFailedError, ConfigError, shortened, shown
@@ -70,6 +70,10 @@ class Client:
                 f"{self.url} does not serve {self.model or 'any model'!r}", f"it serves {names or 'none'}"
             )
         return entry
+
+    def named(self) -> Client:
+        """This client with the name of its model; errors as `entry`."""
+        return replace(self, model=self.entry()["id"])
 
     def metrics(self) -> dict[str, float]:
         """Prometheus samples by name, summed over engines and labels; empty where the server has no metrics."""

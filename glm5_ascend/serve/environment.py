@@ -15,6 +15,7 @@ from pathlib import Path
 
 from glm5_ascend.engine_lines import VLLM_CPU_032
 from glm5_ascend.errors import MissingEnvironmentError
+from glm5_ascend.report.origin import version_of as version_of
 
 GENERAL_PLUGINS = "vllm.general_plugins"
 ENTRY_POINTS = {"vllm.platform_plugins": "glm5_cpu", GENERAL_PLUGINS: "glm5_ascend"}
@@ -79,16 +80,6 @@ def with_users_variables(
     environ = os.environ if environ is None else environ
     merged = {name: environ.get(name, value) for name, value in env.items()}
     return merged, {name: value for name, value in merged.items() if value != env[name]}
-
-
-def version_of(*distributions: str) -> str | None:
-    """Version of the first installed one of some distributions."""
-    for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def torch_cuda_version() -> str | None:

@@ -13,7 +13,6 @@ from glm5_ascend.checkpoint.types import FLOAT
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
 from glm5_ascend.files.cgroups import available_memory
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.model.config_file import load_config
 from glm5_ascend.model.memory import FP32, cached_values
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
@@ -79,7 +78,7 @@ def check_memory(checkpoint: CheckpointSummary, command: ServerCommand) -> None:
 def memory_of(checkpoint: CheckpointSummary, command: ServerCommand) -> Memory:
     """The memory of a server with this checkpoint and command, and what is available now."""
     weights = sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
-    config, ranks = load_config(checkpoint.directory), ranks_of(command.argv)
+    config, ranks = checkpoint.model, ranks_of(command.argv)
     drafts = bool(value_of(command.argv, "--speculative-config"))
     copied = copied_bytes(config, checkpoint.types, drafts, ranks) if checkpoint.types else weights
     working = _working(config, command, ranks)
@@ -96,7 +95,7 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
     Raises:
         ConfigError: a stated context that a stated cache cannot hold; vLLM finds that after it has loaded the weights.
     """
-    memory, config, flags = memory_of(checkpoint, command), load_config(checkpoint.directory), command.argv
+    memory, config, flags = memory_of(checkpoint, command), checkpoint.model, command.argv
     dtype = value_of(flags, "--dtype") or checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     longest, blocks = (
         config.max_position_embeddings,

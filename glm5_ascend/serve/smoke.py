@@ -157,7 +157,7 @@ def run(client: Client) -> list[SmokeResult]:
 
     A check that the server answers with an error fails, and the others still run.
     """
-    client = replace(client, model=client.entry()["id"])
+    client = client.named()
     before, results = client.metrics(), []
     for name, check in CHECKS.items():
         try:

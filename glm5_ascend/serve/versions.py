@@ -52,8 +52,8 @@ def same(have: str, expected: str) -> bool:
 
 
 def facts(line: EngineLine, installed: Installed = version_of) -> tuple[dict[str, Any], bool]:
-    """Versions as facts for the rules, and whether they are assumed as the line's: this machine has no vllm-ascend."""
-    assumed = installed("vllm-ascend") is None
+    """Versions as facts for the rules, and whether they are assumed as the line's: its engine is not installed here."""
+    assumed = installed(line.distribution) is None
     versions: dict[str, Any] = {"wanted_triton": line.packages.get("triton-ascend", STABLE.packages["triton-ascend"])}
     for fact, package in SOFTWARE.items():
         version = line.packages.get(package) if assumed else installed(package)

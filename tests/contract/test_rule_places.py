@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from glm5_ascend.deploy.flag_tables import table, text
-from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, site_packages
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from glm5_ascend.deploy.rules.load import rules
 from glm5_ascend.engine_lines import VLLM_ASCEND_030, vllm_ascend_line
 from glm5_ascend.serve.flag_table import flag_table
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.contract
 @pytest.mark.parametrize("fixture", ["vllm_ascend", "vllm_ascend_030"])
 def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureRequest) -> None:
     environment: RehearsalEnvironment = request.getfixturevalue(fixture)
-    folder, version = site_packages(environment.python) / "vllm_ascend", str(environment.version)
+    folder, version = environment.site_packages / "vllm_ascend", str(environment.version)
     checked = 0
     for rule in rules():
         if version in rule.read:
@@ -33,7 +33,7 @@ def test_the_word_stands_on_the_line(fixture: str, request: pytest.FixtureReques
 
 def test_the_keys_that_0_30_takes_are_its_own(vllm_ascend_030: RehearsalEnvironment) -> None:
     """Rule V11: the fields of AscendConfig, and the names that its maker takes out before it builds one."""
-    path = site_packages(vllm_ascend_030.python) / "vllm_ascend/ascend_config.py"
+    path = vllm_ascend_030.site_packages / "vllm_ascend/ascend_config.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (config,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AscendConfig")
     fields = {part.target.id for part in config.body if isinstance(part, ast.AnnAssign)}  # type: ignore[union-attr]

@@ -89,21 +89,26 @@ def test_the_command_of_the_document_is_not_refused(tiny_w8a8: Path) -> None:
     assert "error" not in done.stderr and "warning P64" in done.stderr
 
 
+FULL, SHARED = "full", "shared"
+#: GLM-5.2.
+EVERY_FOURTH = tuple(FULL if i < 3 or i % 4 == 2 else SHARED for i in range(78))
+
+
 @pytest.mark.parametrize(
-    ("config", "stages", "partition", "layer"),
+    ("indexers", "stages", "partition", "layer"),
     [
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "41,37", 41),
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "", 39),
-        ({"num_hidden_layers": 78, "index_topk_freq": 4, "index_skip_topk_offset": 3}, 2, "42,36", 0),
-        ({"num_hidden_layers": 78}, 2, "41,37", 0),
-        ({"num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]}, 2, "", 2),
-        ({"num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"]}, 1, "", 0),
+        (EVERY_FOURTH, 2, "41,37", 41),
+        (EVERY_FOURTH, 2, "", 39),
+        (EVERY_FOURTH, 2, "42,36", 0),
+        ((FULL,) * 78, 2, "41,37", 0),
+        ((FULL, FULL, SHARED, FULL), 2, "", 2),
+        ((FULL, FULL, SHARED, FULL), 1, "", 0),
     ],
 )
 def test_a_stage_that_begins_on_a_shared_indexer(
-    config: dict[str, Any], stages: int, partition: str, layer: int
+    indexers: tuple[str, ...], stages: int, partition: str, layer: int
 ) -> None:
-    assert stage_on_shared(config, stages, partition) == layer
+    assert stage_on_shared(indexers, stages, partition) == layer
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from glm5_ascend.cli import run
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rehearsal.environment import find_environment, prepare
 from glm5_ascend.deploy.rehearsal.result import PlannedRank, Rehearsal, RehearsedRank
-from glm5_ascend.deploy.rehearsal.run import RankLayout, layout, select_ranks
+from glm5_ascend.deploy.rehearsal.run import layout, select_ranks
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import ConfigError, MissingEnvironmentError
+from glm5_ascend.plan.layout import Engine
 from tests.support.tiny_model import tiny_config
 
 GOOD: dict[str, Any] = {
@@ -33,7 +34,7 @@ def rehearsal(*ranks: RehearsedRank) -> Rehearsal:
 
 
 def test_ranks_are_selected_by_number_or_word() -> None:
-    sizes = RankLayout(tensor=8, pipeline=2, data=4)
+    sizes = Engine(tp=8, pp=2, dp=4)
     assert select_ranks("ends", sizes) == [0, 8, 63]
     assert select_ranks("63,5,5", sizes) == [5, 63]
     assert len(select_ranks("all", sizes)) == 64
@@ -44,8 +45,12 @@ def test_ranks_are_selected_by_number_or_word() -> None:
 
 def test_flags_of_the_line_change_the_layout() -> None:
     role = load("a3-pd").role("decode")
-    assert layout(role, []) == RankLayout(4, 1, 8)
-    assert layout(role, ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"]) == RankLayout(2, 2, 8)
+    for flags, sizes in (
+        ([], (4, 1, 8)),
+        (["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"], (2, 2, 8)),
+    ):
+        engine = layout(role, flags)
+        assert (engine.tp, engine.pp, engine.dp) == sizes
 
 
 def test_a_correct_rank_agrees_with_the_planner() -> None:

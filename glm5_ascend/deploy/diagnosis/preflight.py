@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,10 +22,10 @@ from glm5_ascend.deploy.rules import facts as rule_facts
 from glm5_ascend.deploy.rules.load import ERROR, Rule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.model.config import SPECS
+from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.config_values import indexer_schedule
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.environment import plugin_is_active, version_of, with_users_variables
+from glm5_ascend.serve.environment import plugin_is_active, with_users_variables
 from glm5_ascend.serve.flag_table import FlagTable, installed_table
 
 #: A model with fewer experts is one for tests, which stands for GLM-5: no layout of a profile would divide its sizes.
@@ -58,18 +58,16 @@ def facts_for(
     software, assumed = sets.facts(line)
     role = role.for_line(line)
     argv = open_command(role, str(checkpoint.directory if checkpoint else "DIR"), flags).argv
-    if role.engine == SGLANG:
-        assumed = version_of("sglang") is None
-    config = checkpoint.config if checkpoint else {}
     environ = {**os.environ, **with_users_variables(role.env)[0]}
-    facts = rule_facts.of_profile(profile, role)
-    facts |= rule_facts.of_command(argv, environ, line, sizes_of(config)) | software
+    sizes = None if checkpoint is None else sizes_of(checkpoint.model)
+    facts = rule_facts.of_profile(profile, role) | rule_facts.of_command(argv, environ, line, sizes) | software
     if role.engine != SGLANG:
         facts["replaced_json"] = replaced_json(role, extra, installed_table(line))
     facts["our_plugin"] = plugin_is_active(environ)
     if checkpoint is not None:
         facts |= checkpoint_facts(checkpoint)
-        facts["stage_on_shared"] = stage_on_shared(config, facts["pp"], environ.get("VLLM_PP_LAYER_PARTITION", ""))
+        partition = environ.get("VLLM_PP_LAYER_PARTITION", "")
+        facts["stage_on_shared"] = stage_on_shared(checkpoint.model.indexer_types, facts["pp"], partition)
     elif facts["pp"] == 1:
         facts["stage_on_shared"] = 0
     if not assumed:  # devices and limits of another machine do not describe the Atlas
@@ -83,12 +81,10 @@ def facts_for(
     return facts, assumed
 
 
-def sizes_of(config: Mapping[str, Any]) -> rule_facts.ModelSizes:
-    """Sizes of a checkpoint, and GLM-5's for what config.json does not have and for models with `FEW_EXPERTS`."""
-    keys = ("n_routed_experts", "num_experts_per_tok", "hidden_size", "num_attention_heads")
-    usual, is_real = rule_facts.ModelSizes(), (config.get("n_routed_experts") or 0) >= FEW_EXPERTS
-    stated = (config.get(key) or size for key, size in zip(keys, usual, strict=True))
-    return rule_facts.ModelSizes(*stated) if is_real else usual
+def sizes_of(model: ModelConfig) -> rule_facts.ModelSizes | None:
+    """Sizes of a model; None, which is GLM-5's, for one with `FEW_EXPERTS`."""
+    sizes = model.n_routed_experts, model.num_experts_per_tok, model.hidden_size, model.num_attention_heads
+    return rule_facts.ModelSizes(*sizes) if model.n_routed_experts >= FEW_EXPERTS else None
 
 
 def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
@@ -99,47 +95,43 @@ def replaced_json(role: Role, extra: Sequence[str], table: FlagTable) -> str:
     return ", ".join(name for name, base in bases.items() if table.parse([base, "{}"]).keys() & whole)
 
 
-def stage_on_shared(config: Mapping[str, Any], stages: int, partition: str) -> int:
+def stage_on_shared(indexers: Sequence[str], stages: int, partition: str) -> int:
     """The first layer of a pipeline stage that reads the positions of an indexer on another stage; 0: none.
 
     Args:
+        indexers: "full" or "shared" for each layer.
         partition: VLLM_PP_LAYER_PARTITION, layers per stage; empty: vLLM's equal parts.
     """
-    layers = int(config.get("num_hidden_layers") or 0)
-    base, rest = divmod(layers, stages)
+    base, rest = divmod(len(indexers), stages)
     sizes = [int(count) for count in partition.split(",") if count.strip().isdecimal()]
     if len(sizes) != stages:
         sizes = [base + (stages - 1 - rest <= stage < stages - 1) for stage in range(stages)]
-    types = config.get("indexer_types")
-    computes = [name != "shared" for name in types] if types else indexer_schedule(dict(config), layers)
     starts = list(accumulate(sizes))[:-1]
-    return next((start for start in starts if 0 < start < len(computes) and not computes[start]), 0)
+    return next((start for start in starts if indexers[start : start + 1] == ("shared",)), 0)
 
 
 def checkpoint_facts(checkpoint: CheckpointSummary) -> dict[str, Any]:
     """Facts from the JSON files of a checkpoint. Raises `CheckpointError` for an index that cannot be read."""
-    directory, types, config = checkpoint.directory, checkpoint.types, checkpoint.config
+    directory, types, model = checkpoint.directory, checkpoint.types, checkpoint.model
+    layers = range(model.num_hidden_layers)
+    shared = "shared" in (checkpoint.config.get("indexer_types") or ())
     facts: dict[str, Any] = {
         "model": directory.resolve().name, "quantized": bool(types), "experts": checkpoint.experts,
         "attention": checkpoint.attention, "weights": rule_facts.short_name(checkpoint.experts),
         "linear_types": tuple(sorted({t for name, t in types.items() if ".mlp.experts." not in name})),
         "kv_b_quantized": any(t != "FLOAT" for name, t in types.items() if name.endswith(".kv_b_proj.weight")),
-        "mtp_layers": config.get("num_nextn_predict_layers") or 0, "num_experts": sizes_of(config).experts,
-        "num_heads": sizes_of(config).heads, **({"group_size": checkpoint.group_size} if types else {}),
+        "mtp_layers": model.num_nextn_predict_layers, **({"group_size": checkpoint.group_size} if types else {}),
+        "shared_indexers": shared and not all(indexer_schedule(checkpoint.config, len(layers))),
+        "linear_attention": "linear" in model.attention_types,
+        "network_mount": machine.on_network_mount(directory.resolve()),
     }  # fmt: skip
-    layers = config.get("num_hidden_layers", 0)
-    facts["shared_indexers"] = checkpoint.shared_indexers and not all(indexer_schedule(dict(config), layers))
     from glm5_ascend.checkpoint.index import read_weight_map  # loads torch
 
-    names, spec = read_weight_map(directory), SPECS[config["model_type"]]
-    kinds = [spec.attention_kinds.get(name, "sparse") for name in config.get("layer_types") or ()]
-    facts["linear_attention"] = "linear" in kinds
-    if names is not None:
-        sparse = [i for i in range(layers) if kinds[i : i + 1] != ["linear"]]
-        indexers = [f"{spec.layers_prefix}{i}.self_attn.indexer.wk.weight" for i in sparse]
+    if (names := read_weight_map(directory)) is not None:
+        prefixes = [model.spec.layer_prefix(i) for i in layers if model.attention_kind(i) == "sparse"]
+        indexers = (f"{prefix}{model.spec.indexer}.wk.weight" for prefix in prefixes)
         facts["layers_without_indexer"] = sum(name not in names for name in indexers)
-        facts["mtp_tensors"] = sum(name.startswith(f"{spec.layers_prefix}{layers}.") for name in names)
-    facts["network_mount"] = machine.on_network_mount(directory.resolve())
+        facts["mtp_tensors"] = sum(name.startswith(model.mtp_prefixes) for name in names)
     return facts
 
 
@@ -180,9 +172,8 @@ def preflight(
     Raises:
         ConfigError: the engine would refuse one of these flags.
     """
-    roles = profile.roles.values() if role is None else [profile.role(role)]
     line, results = user_flags(profile, extra)[0], []
-    for judged in roles:
+    for judged in profile.roles.values() if role is None else [profile.role(role)]:
         facts, assumed = facts_for(profile, judged, checkpoint, extra)
         broken, unchecked = judge(facts) if profile.platform == NPU else ([], {})
         results.append(Preflight(judged.name, broken, unchecked, assumed, line))

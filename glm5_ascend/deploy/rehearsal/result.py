@@ -57,8 +57,7 @@ class RehearsedRank(BaseModel):
         planned = self.planned
         if planned is None:
             return {}
-        pairs: dict[str, tuple[float, float]]
-        pairs = {"parameters": (self.parameter_bytes or 0.0, planned.parameter_bytes)}
+        pairs: dict[str, tuple[float, float]] = {"parameters": (self.parameter_bytes or 0, planned.parameter_bytes)}
         if self.cache is not None:
             pairs["cache"] = self.cache.bytes_per_token, planned.bytes_per_token
             pairs["state"] = self.cache.request_bytes, planned.request_bytes
@@ -74,9 +73,8 @@ class RehearsedRank(BaseModel):
     @property
     def line(self) -> str:
         """The rank in one line; what its rehearsal did not reach is left out."""
-        figures = []
-        for name, count in (("parameters", self.parameter_bytes), ("alive", self.resident_bytes)):
-            figures += [f"{name} {count / 1e9:.3f} GB"] if count else []
+        sizes = {"parameters": self.parameter_bytes, "alive": self.resident_bytes}
+        figures = [f"{name} {count / 1e9:.3f} GB" for name, count in sizes.items() if count]
         figures += [f"cache {self.cache.bytes_per_token:,.0f} B/token"] if self.cache else []
         figures += [f"{self.cached_tokens:,} tokens"] if self.cached_tokens else []
         if self.differences:

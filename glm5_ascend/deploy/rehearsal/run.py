@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from glm5_ascend.checkpoint.index import CheckpointDir
-from glm5_ascend.checkpoint.shards import DTYPE_NAMES
+from glm5_ascend.checkpoint.shards import dtype_name
 from glm5_ascend.deploy.options import RehearseOptions
-from glm5_ascend.deploy.planning.ranks import planned_ranks
+from glm5_ascend.deploy.planning.ranks import engine_of, planned_ranks
 from glm5_ascend.deploy.profiles.command import command
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, find_environment
@@ -20,6 +20,7 @@ from glm5_ascend.engine_lines import STABLE, VLLM, EngineLine
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config_file import load_config
+from glm5_ascend.plan.layout import Engine
 from glm5_ascend.serve.flag_table import flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags
 from glm5_ascend.serve.options import ServeOptions
@@ -28,33 +29,22 @@ _HERE = "127.0.0.1"
 Report = Callable[[str], None]
 
 
-class RankLayout(NamedTuple):
-    """Parallel sizes of one role."""
-
-    tensor: int
-    pipeline: int
-    data: int
-
-    @property
-    def world(self) -> int:
-        return self.tensor * self.pipeline * self.data
+def layout(role: Role, extra: Sequence[str], line: EngineLine = STABLE) -> Engine:
+    """A role as the planner's engine; parallel sizes in `extra`, in normal form, override its own."""
+    flags = parsed_flags(extra, flag_table(line.flags))
+    sizes = {name: size for name, size in flags.items() if name.endswith("-parallel-size")}
+    return engine_of(replace(role, args=role.args | sizes), line)
 
 
-def layout(role: Role, extra: Sequence[str], line: EngineLine = STABLE) -> RankLayout:
-    """Parallel sizes of a role; flags in normal form in `extra` override it."""
-    args = role.args | parsed_flags(extra, flag_table(line.flags))
-    return RankLayout(*(args.get(f"{name}-parallel-size", 1) for name in RankLayout._fields))
-
-
-def select_ranks(text: str, sizes: RankLayout) -> list[int]:
+def select_ranks(text: str, sizes: Engine) -> list[int]:
     """Ranks from `all`, `ends` (first, first of the last pipeline stage, last) or numbers; ConfigError: no such one."""
     if text == "all":
-        return list(range(sizes.world))
+        return list(range(sizes.dies))
     if text == "ends":
-        return sorted({0, sizes.tensor * (sizes.pipeline - 1), sizes.world - 1})
+        return sorted({0, sizes.tp * (sizes.pp - 1), sizes.dies - 1})
     words = text.split(",")
-    if not all(word.isdecimal() and int(word) < sizes.world for word in words):
-        raise ConfigError(f"--ranks {text}: the role has ranks 0 to {sizes.world - 1}", "all, ends, or 0,5,15")
+    if not all(word.isdecimal() and int(word) < sizes.dies for word in words):
+        raise ConfigError(f"--ranks {text}: the role has ranks 0 to {sizes.dies - 1}", "all, ends, or 0,5,15")
     return sorted({int(word) for word in words})
 
 
@@ -99,17 +89,17 @@ def _rehearse_role(
     extra = normal_form(options.vllm_args, flag_table(line.flags))
     role = role.for_line(line)
     sizes, entries = layout(role, extra, line), CheckpointDir(directory).entries
-    headers = {name: (DTYPE_NAMES[entry.dtype], list(entry.shape)) for name, entry in entries.items()}
+    headers = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in entries.items()}
     for rank in select_ranks(options.ranks, sizes):
-        say(f"{profile.name}, {role.name}: rank {rank} of {sizes.world}")
-        dp_rank, rank_in_dp = divmod(rank, sizes.tensor * sizes.pipeline)
+        say(f"{profile.name}, {role.name}: rank {rank} of {sizes.dies}")
+        dp_rank, rank_in_dp = divmod(rank, sizes.tp * sizes.pp)
         node, local = divmod(dp_rank, role.local_ranks)
         number = local if role.per_rank else 0
         server = ServeOptions(directory, node=min(node, role.nodes - 1), rank=number, head=_HERE, ip=_HERE, nic="lo")
         built = command(profile, role, server, str(directory), extra)
-        stage = planned[rank // sizes.tensor % sizes.pipeline] if planned else None
+        stage = planned[rank // sizes.tp % sizes.pp] if planned else None
         job = {
-            "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.world, "dp_rank": dp_rank,
+            "argv": built.argv, "env": built.env, "rank": rank, "world": sizes.dies, "dp_rank": dp_rank,
             "rank_in_dp": rank_in_dp, "usable_bytes": stage.usable_bytes if stage else None,
             "headers": headers,
         }  # fmt: skip
@@ -121,5 +111,5 @@ def _rehearse_role(
                 report = parse_json(answer.read_bytes())
             except CheckFailedError as error:
                 report = {"problems": [error.message]}
-        about = {"role": role.name, "rank": rank, "world": sizes.world, "planned": stage}
+        about = {"role": role.name, "rank": rank, "world": sizes.dies, "planned": stage}
         yield RehearsedRank.model_validate(about | report)

@@ -58,7 +58,6 @@ def of_profile(profile: Profile, role: Role) -> dict[str, Any]:
         "dies": role.local_ranks * role.rank_dies,
     }
     facts["linear_attention"] = any("Flash" in model for model in profile.models)
-    facts |= {"num_experts": 256, "num_heads": 64, "replaced_json": ""}
     facts |= {linears: profile.weights[linears] for linears in ("experts", "attention") if linears in profile.weights}
     facts |= {"quantized": facts["npu"], "weights": short_name(profile.weights["experts"])}
     if "weights_gib" in profile.memory:
@@ -83,9 +82,10 @@ def of_command(
         argv: in normal form; `{words}` of a profile may be unfilled.
         line: the engine line whose flags it has. sizes: of the checkpoint.
     """
-    table = flag_table(line.flags)
+    table, model = flag_table(line.flags), sizes or ModelSizes()
     flags = parsed_flags(argv, table)
-    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": ""}
+    facts: dict[str, Any] = {"engine": "vllm", "draft_inherits": False, "old_flag": "", "replaced_json": ""}
+    facts |= {"num_experts": model.experts, "num_heads": model.heads}
     facts["quantization"] = str(flags.get("quantization", ""))
     numbers = {name: _number(flags.get(flag), default) for name, (flag, default) in _NUMBERS.items()}
     facts |= {name: value for name, value in numbers.items() if value is not None}
@@ -105,7 +105,7 @@ def of_command(
     facts["hccl_buffer"] = number(environ, "HCCL_BUFFSIZE", 200)
     facts["abort_timeout"] = number(environ, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
     if "max_num_seqs" in facts:
-        ranks, model = (facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]), sizes or ModelSizes()
+        ranks = facts["max_num_seqs"], facts["mtp"], facts["tp"], facts["ep_size"]
         facts["exchange_buffer"] = exchange_buffer_mb(*ranks, model.experts, model.experts_per_token, model.hidden)
     return facts | of_environment(environ, line)
 

@@ -8,12 +8,11 @@ is a complete file. `learn_canaries` adds a healthy server's answers, and the id
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from glm5_ascend.errors import CheckFailedError, TextError, shown
 from glm5_ascend.files.untrusted import read_json_object
@@ -41,7 +40,7 @@ _Id = Annotated[int, Field(ge=0, lt=2**31)]
 _Logprob = Annotated[float, Field(gt=-1e4, le=0)]
 
 
-class Canary(BaseModel):
+class Canary(BaseModel, frozen=True):
     """A question, and what is known of a correct answer.
 
     Attributes:
@@ -50,8 +49,6 @@ class Canary(BaseModel):
         prompt_ids, token_ids: of question and answer, as the server's template and tokenizer make them.
         logprobs: of `token_ids` after `prompt_ids`, nats.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     question: str = Field(min_length=1)
     contains: str = ""
@@ -68,15 +65,13 @@ class Canary(BaseModel):
 
     def is_answered_by(self, text: str) -> bool:
         """False for an answer to another question, an empty or a broken one."""
-        good = text.strip() and self.contains in text and REPLACEMENT not in text[:-1]  # the last one may be cut
-        similar = self.contains or not self.answer or similarity(self.answer, text) >= MIN_SIMILARITY
-        return bool(good and similar)
+        if not text.strip() or self.contains not in text or REPLACEMENT in text[:-1]:  # the last one may be cut
+            return False
+        return bool(self.contains) or not self.answer or similarity(self.answer, text) >= MIN_SIMILARITY
 
 
-class CanarySet(BaseModel):
+class CanarySet(BaseModel, frozen=True):
     """All canaries of a server."""
-
-    model_config = ConfigDict(frozen=True)
 
     schema_version: Literal[1] = 1
     canaries: tuple[Canary, ...] = Field(min_length=1)
@@ -139,8 +134,7 @@ def learn_canaries(
         TextError, ConfigError: as `watch`.
     """
     questions = LEARN_QUESTIONS if canaries is None else read_canaries(Path(canaries)).canaries
-    client = Client(server_address(url), timeout=timeout, key=key)
-    client = replace(client, model=client.entry()["id"])
+    client = Client(server_address(url), timeout=timeout, key=key).named()
     steady = [canary for canary in (_learn_one(client, question) for question in questions) if canary is not None]
     if len(steady) < min(2, len(questions)):
         raise CheckFailedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from statistics import fmean
@@ -58,10 +58,20 @@ class Poller:
         self._last: Counter[str] = Counter()
 
     def poll(self) -> WatchPoll:
-        """Ask all questions once; only the first ones if the server does not answer them."""
+        """Ask all questions once; only the first ones if the server does not answer them.
+
+        Raises:
+            ConfigError: the server has no model.
+        """
         result = WatchPoll()
         for question, put in self._questions(result):
-            outcome, message = self._outcome(put)
+            try:
+                self.client = self.client if self.client.model else self.client.named()
+                outcome, message = put()
+            except CheckFailedError as error:
+                outcome, message = REFUSED, error.message
+            except MissingEnvironmentError as error:
+                outcome, message = SILENT, error.message
             result.outcomes[outcome] += 1
             if outcome != GOOD:
                 result.messages.append(f"{outcome}: {question}: {message}")
@@ -74,7 +84,7 @@ class Poller:
         return result
 
     def _questions(self, result: WatchPoll) -> Iterator[tuple[str, Callable[[], tuple[str, str]]]]:
-        """Each question, and the function that asks it."""
+        """Each question, and the function that asks it and returns outcome and message."""
         for canary in self.canaries:
             yield canary.question, partial(self._ask, canary)
             if canary.logprobs:
@@ -87,17 +97,6 @@ class Poller:
     def _check(self, sign: str, check: Callable[[Client], SmokeResult]) -> tuple[str, str]:
         result = check(self.client)
         return (sign, shortened(result.detail, 160)) if result.status == FAILED else (GOOD, "")
-
-    def _outcome(self, put: Callable[[], tuple[str, str]]) -> tuple[str, str]:
-        """Outcome and message of a question. Raises `ConfigError` if the server has no model."""
-        try:
-            if not self.client.model:
-                self.client = replace(self.client, model=self.client.entry()["id"])
-            return put()
-        except CheckFailedError as error:
-            return REFUSED, error.message
-        except MissingEnvironmentError as error:
-            return SILENT, error.message
 
     def _ask(self, canary: Canary) -> tuple[str, str]:
         answer = ask_salted(self.client, canary.question)

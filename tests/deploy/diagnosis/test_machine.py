@@ -16,7 +16,7 @@ from glm5_ascend.deploy import doctor
 from glm5_ascend.deploy.diagnosis import machine, preflight
 from glm5_ascend.deploy.diagnosis.doctor import profile_rows
 from glm5_ascend.deploy.profiles.load import load
-from glm5_ascend.engine_lines import VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
+from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
 from glm5_ascend.serve import versions as sets
 from glm5_ascend.serve.environment import version_of
 from tests.conftest import Copy
@@ -106,17 +106,28 @@ def test_a_pre_release_is_of_its_own_line() -> None:
         assert sets.expected_packages(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
     built = "0.30.1.dev0+g182b75e"
     assert sets.expected_packages(built) == (f"vllm-ascend {built}", {})
-    assert [row.status for row in machine.set_rows(built, "9.1.0")] == ["info"]
+    assert machine.set_row(built, "9.1.0").status == "info"
     assert sets.expected_packages("0.23.0.post1")[0] == "vllm-ascend 0.23"
 
 
 def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = "0.28.0"
     monkeypatch.setattr(machine.environment, "version_of", lambda *names: vllm if "vllm" in names else None)
-    (good,) = machine.set_rows("0.28.0rc1", "9.9.9")
+    good = machine.set_row("0.28.0rc1", "9.9.9")
     assert good.status == "info" and "goes with vLLM 0.28.0" in good.note
-    (bad,) = machine.set_rows("0.29.0rc1", "9.9.9")
+    bad = machine.set_row("0.29.0rc1", "9.9.9")
     assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
+
+
+def test_versions_are_those_of_the_lines_own_engine() -> None:
+    """Without SGLang, another engine's transformers says nothing about its servers."""
+    installed = {"vllm-ascend": "0.23.0", "transformers": "5.1.0"}
+    for packages, transformers, assumed in (
+        (installed, "5.19.0", True),
+        ({"sglang": "0.5.23", **installed}, "5.1.0", False),
+    ):
+        versions = sets.facts(SGLANG_05, packages.get)
+        assert (versions[0]["transformers"], versions[1]) == (Version(transformers), assumed)
 
 
 def test_facts_of_a_checkpoint(tiny_w4a8: Path, editable: Copy) -> None:

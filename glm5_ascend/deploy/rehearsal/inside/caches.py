@@ -96,15 +96,10 @@ def sizes(config: VllmConfig, specs: dict[str, Any]) -> tuple[int, int]:
 def ignored(config: VllmConfig, specs: dict[str, Any]) -> list[str]:
     """Requested int8 caches, by a key or a flag, that no layer has."""
     keys, flags = config.additional_config or {}, getattr(config.attention_config, "indexer_kv_dtype", "")
-    requested = {
-        "cache_sparse_sfa_c8": keys.get("enable_sparse_sfa_c8") or config.cache_config.cache_dtype == "int8",
-        "cache_sparse_li_c8": keys.get("enable_sparse_li_c8") or flags == "int8",
-    }
-    names = {"cache_sparse_sfa_c8": "latents", "cache_sparse_li_c8": "indexer keys"}
-    return [
-        names[mark] for mark, switch in requested.items()
-        if switch and not any(getattr(spec, mark, False) for spec in specs.values())
-    ]  # fmt: skip
+    latents = keys.get("enable_sparse_sfa_c8") or config.cache_config.cache_dtype == "int8"
+    indexer = keys.get("enable_sparse_li_c8") or flags == "int8"
+    rows = ("latents", "cache_sparse_sfa_c8", latents), ("indexer keys", "cache_sparse_li_c8", indexer)
+    return [name for name, mark, asked in rows if asked and not any(getattr(s, mark, False) for s in specs.values())]
 
 
 def resolve_layout(config: VllmConfig, specs: dict[str, Any]) -> None:

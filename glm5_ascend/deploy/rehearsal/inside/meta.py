@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +19,8 @@ EMBEDDING = "embed_tokens.weight"
 _FILLED: frozenset[Any] = frozenset({torch.zeros, torch.ones, torch.full})
 _FACTORIES = _FILLED | {torch.empty, torch.rand, torch.randn, torch.randint}
 _COMPARISONS: frozenset[Any] = frozenset({torch.allclose, torch.equal})
+#: Offset, shape and strides of a part of a storage.
+_Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class BigOnMeta(TorchFunctionMode):
@@ -43,7 +44,9 @@ class BigOnMeta(TorchFunctionMode):
             return args[0].shape == args[1].shape
         if function in _FACTORIES:
             keywords.pop("pin_memory", None)
-            if _elements(args, keywords) > (REAL_SCALES if _is_scales(args) else REAL_ELEMENTS):
+            shape = keywords.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
+            most = REAL_SCALES if len(shape) == 3 and shape[-1] == 1 else REAL_ELEMENTS
+            if math.prod(extent for extent in shape if isinstance(extent, int)) > most:
                 keywords["device"] = "meta"
         tensor = function(*args, **keywords)
         if function in _FILLED:
@@ -52,30 +55,12 @@ class BigOnMeta(TorchFunctionMode):
         return tensor
 
 
-def _is_scales(args: Any) -> bool:
-    shape = args[0] if args and isinstance(args[0], tuple | list) else args
-    return len(shape) == 3 and shape[-1] == 1
-
-
-def _elements(args: Any, keywords: dict[str, Any]) -> int:
-    size = keywords.get("size", args[0] if args and isinstance(args[0], tuple | list) else args)
-    return math.prod(extent for extent in size if isinstance(extent, int))
-
-
-@dataclass
-class Written:
-    """Writes to one parameter. regions: part of its storage -> tensor of the checkpoint."""
-
-    regions: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    elements: int = 0
-
-
 class LoadRecord(TorchDispatchMode):
     """Checks and records every copy into a parameter instead of doing it.
 
     Attributes:
         current: tensor of the checkpoint that the loader received last.
-        written: writes by parameter name.
+        written: by parameter name, part of its storage -> tensor of the checkpoint.
         problems: `written twice`, ... -> lines.
         used: tensors of the checkpoint that were written to a parameter.
     """
@@ -84,7 +69,7 @@ class LoadRecord(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = {storage(value): name for name, value in parameters.items()}
         self.current = ""
-        self.written: dict[str, Written] = defaultdict(Written)
+        self.written: dict[str, dict[_Region, str]] = defaultdict(dict)
         self.problems: dict[str, list[str]] = defaultdict(list)
         self.used: set[str] = set()
         self._sources: dict[int, str] = {}
@@ -122,21 +107,18 @@ class LoadRecord(TorchDispatchMode):
             if source.dtype.is_floating_point != target.dtype.is_floating_point and not stored.endswith("_offset"):
                 line = f"{stored} {source.dtype} is cast to {target.dtype} of {parameter}"
                 self.problems["cast between integers and floats"].append(line)
-        written = self.written[parameter]
-        key = (target.storage_offset(), tuple(target.shape), target.stride())
-        if key in written.regions and target.numel() == 1:
-            pass  # the scale of a fused layer: its parts have the same input and the same scale
-        elif key in written.regions and written.regions[key].endswith(EMBEDDING) and stored.endswith(EMBEDDING):
-            pass  # the draft's copy of the target's table, which newer lines load
-        elif key in written.regions:
-            self.problems["written twice"].append(f"{parameter} by {written.regions[key]} and {stored}")
-        else:
-            written.elements += target.numel()
-        written.regions[key] = stored
+        regions, key = self.written[parameter], (int(target.storage_offset()), tuple(target.shape), target.stride())
+        earlier = regions.get(key, stored)
+        # Parts of a fused layer have one input scale, and newer lines load the draft's copy of the target's table.
+        may_repeat = target.numel() == 1 or (earlier.endswith(EMBEDDING) and stored.endswith(EMBEDDING))
+        if key in regions and not may_repeat:
+            self.problems["written twice"].append(f"{parameter} by {earlier} and {stored}")
+        regions[key] = stored
 
     def unwritten(self, parameters: dict[str, torch.Tensor]) -> dict[str, int]:
         """Parameter -> number of elements that no tensor of the checkpoint wrote; complete parameters are left out."""
-        missing = {name: value.numel() - self.written[name].elements for name, value in parameters.items()}
+        counts = {name: sum(math.prod(shape) for _, shape, _ in regions) for name, regions in self.written.items()}
+        missing = {name: value.numel() - counts.get(name, 0) for name, value in parameters.items()}
         built = {name for name, value in parameters.items() if self.names.get(storage(value)) == name}
         return {name: count for name, count in missing.items() if count and name in built}  # not: replaced
 

@@ -13,11 +13,7 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 
 from .meta import BigOnMeta, LoadRecord, storage
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+#: Name of a tensor -> torch's name of its type, and its shape.
 Headers = dict[str, tuple[str, list[int]]]
 #: Parameters that vllm-ascend makes for marked C8 layers and never reads.
 UNREAD = (".indexer.q_rot", ".indexer.k_rot")
@@ -73,10 +69,8 @@ class RehearsedModel:
 def tensors(headers: Headers) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield meta tensors of the right shape and type. Single numbers are real: loaders read them."""
     for name, (dtype, shape) in headers.items():
-        if math.prod(shape) == 1:
-            yield name, torch.zeros(shape, dtype=DTYPES[dtype])
-        else:
-            yield name, torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+        device = "cpu" if math.prod(shape) == 1 else "meta"
+        yield name, torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
 
 
 def parameters(*models: torch.nn.Module) -> dict[int, int]:
@@ -93,15 +87,11 @@ def parameters(*models: torch.nn.Module) -> dict[int, int]:
 
 def resident(*models: torch.nn.Module) -> dict[int, int]:
     """Bytes by storage of all tensors of the modules and their attention implementations."""
-    sizes: dict[int, int] = {}
-    for model in models:
-        for module in model.modules():
-            owners = [vars(module), module._parameters, module._buffers]
-            owners += [vars(module.impl)] if hasattr(module, "impl") else []
-            for value in (value for owner in owners for value in owner.values()):
-                if isinstance(value, torch.Tensor):
-                    sizes[storage(value)] = value.untyped_storage().nbytes()
-    return sizes
+    modules = [module for model in models for module in model.modules()]
+    owners = [owner for module in modules for owner in (vars(module), module._parameters, module._buffers)]
+    owners += [vars(module.impl) for module in modules if hasattr(module, "impl")]
+    values = (value for owner in owners for value in owner.values() if isinstance(value, torch.Tensor))
+    return {storage(value): value.untyped_storage().nbytes() for value in values}
 
 
 def unused(headers: Headers, models: list[RehearsedModel], stages: int) -> list[str]:
