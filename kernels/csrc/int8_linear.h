@@ -20,7 +20,7 @@ inline void int8_linear(const Int8Linear& op) {
     for_each_group_task(groups, count, weight, [&](const Group& group, int64_t task, ProductScratch& own) {
       multiply_task(tokens.of(group), weight, task, op.bias, op.scales, own,
                     [&](int64_t token, int64_t column, int64_t n, F32x16 sums) GLM5_INLINED {
-                      store_columns<decltype(element)>(writable_row_at(op.y, 0, group.begin + token), column, n, sums);
+                      store_columns<decltype(element)>(row_at(op.y, 0, group.begin + token), column, n, sums);
                     });
     });
   });

@@ -148,7 +148,7 @@ inline void read_streams(const Mhc& op, int64_t token, const float* reading, flo
   with_floats(op.weight.dtype, [&](auto element) {
     using Element = decltype(element);
     for (int64_t i = 0; i < op.dim; i += kLanes)
-      Element::store(writable_row_at(op.input, 0, token), i,
+      Element::store(row_at(op.input, 0, token), i,
                      F32x16::load(mixed + i) * factor * Element::load(op.weight.base, i));
   });
 }
@@ -157,15 +157,15 @@ inline void mhc(const Mhc& op) {
   const int64_t blocks = ceil_div(op.dim, kStreamColumns), runs = ceil_div(op.tokens, kStreamTokens),
                 sums_of_token = blocks * (maps_of(op) + 1), block_bytes = 4 * maps_of(op) * op.n * kStreamColumns;
   const Buffer<float> sums(op.tokens * sums_of_token);
-  const auto make = [&](Arena& arena) { return arena.take<float>(max((op.n + 1) * kStreamColumns, op.dim)); };
-  const PerThread scratch(make);
+  const int64_t size = max((op.n + 1) * kStreamColumns, op.dim);
+  const Buffer<float> scratch(size * max_threads());
   parallel_for(blocks * runs, kLeastBytes / block_bytes, [&](int64_t first, int64_t last, int thread) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t block = task % blocks, column = block * kStreamColumns, begin = task / blocks * kStreamTokens,
                     count = min(kStreamColumns, op.dim - column);
       const int64_t end = min(begin + kStreamTokens, op.tokens);
       for (int64_t token = begin; op.comb && token < end; ++token)
-        join_columns(op, token, column, count, scratch[thread]);
+        join_columns(op, token, column, count, scratch + size * thread);
       map_columns(op, begin, end, column, count, sums + begin * sums_of_token + block * (maps_of(op) + 1),
                   sums_of_token);
     }
@@ -174,7 +174,7 @@ inline void mhc(const Mhc& op) {
     for (int64_t token = first; token < last; ++token) {
       float reading[kMostStreams];
       stream_weights(op, token, sums + token * sums_of_token, blocks, reading);
-      read_streams(op, token, reading, scratch[thread]);
+      read_streams(op, token, reading, scratch + size * thread);
     }
   });
 }

@@ -22,22 +22,6 @@ struct StaticScale {
   float scale, offset;
 };
 
-// The largest |x| of a row; NaN if an element is NaN. Bits of positive floats are in the order of their values.
-template <class Element>
-GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
-  I32x16 peak{};
-  const auto add = [&](F32x16 value) GLM5_INLINED {
-    GLM5_EACH(i) {
-      const Ints bits = (Ints)value.v[i] & 0x7fffffff;
-      peak.v[i] = bits > peak.v[i] ? bits : peak.v[i];
-    }
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes) add(Element::load(x, i));
-  if (i < k) add(load_columns<Element>(x, i, k - i));
-  return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
-}
-
 // codes [round_up(k, kStep)] <- round(x / scale + offset), ties to even, saturating, 0 for NaN; returns their sum.
 template <class Element>
 GLM5_INLINE int32_t codes_of(const void* x, int64_t k, StaticScale by, int8_t* codes) {

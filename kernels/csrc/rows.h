@@ -49,6 +49,22 @@ GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 
                    static_cast<size_t>(Element::kBytes * count));
 }
 
+// The largest |x| of a row; NaN if an element is NaN. Bits of positive floats are in the order of their values.
+template <class Element>
+GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
+  I32x16 peak{};
+  const auto add = [&](F32x16 value) GLM5_INLINED {
+    GLM5_EACH(i) {
+      const Ints bits = (Ints)value.v[i] & 0x7fffffff;
+      peak.v[i] = bits > peak.v[i] ? bits : peak.v[i];
+    }
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= k; i += kLanes) add(Element::load(x, i));
+  if (i < k) add(load_columns<Element>(x, i, k - i));
+  return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
+}
+
 // work(Fp32{}) or work(Bf16{}), as dtype says.
 template <class Work>
 void with_floats(int64_t dtype, const Work& work) {
@@ -72,11 +88,8 @@ GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
 GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
 
 // The address of row (a, b).
-GLM5_INLINE const char* row_at(const Rows& rows, int64_t a, int64_t b) {
-  return static_cast<const char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
-}
-GLM5_INLINE char* writable_row_at(const Rows& rows, int64_t a, int64_t b) {
-  return const_cast<char*>(row_at(rows, a, b));
+GLM5_INLINE char* row_at(const Rows& rows, int64_t a, int64_t b) {
+  return static_cast<char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
 }
 
 // out fp32 [dims] <- a row of dtype; dims is a multiple of 16.

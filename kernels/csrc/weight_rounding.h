@@ -22,21 +22,6 @@ struct Range {
   }
 };
 
-// max |row|; with a factor row is multiplied by it first, to `target`.
-inline float largest_of(const float* row, const float* factor, int64_t k, float* target) {
-  F32x16 peak = F32x16::zero();
-  for (int64_t i = 0; i < k; i += kLanes) {
-    const int64_t count = min(kLanes, k - i);
-    F32x16 w = load_columns<Fp32>(row, i, count);
-    if (factor) {
-      w = w * load_columns<Fp32>(factor, i, count);
-      store_columns<Fp32>(target, i, count, w);
-    }
-    peak = larger(abs(w), peak);
-  }
-  return reduce(peak, [](float a, float b) { return a > b ? a : b; });
-}
-
 // A least-squares scale, and by how much less than sum(w^2) its squared error is.
 struct Fit {
   float scale;
@@ -96,7 +81,7 @@ inline void ssz_scale(const SszScale& op) {
   const Range range(op.largest);
   for (int64_t row = 0; row < op.rows; ++row) {
     const float* const w = op.weight + op.k * row;
-    const float peak = largest_of(w, nullptr, op.k, nullptr);
+    const float peak = largest_magnitude<Fp32>(w, op.k);
     op.out[row] = peak > 0 ? best_scale(w, op.k, peak / range.high, op.steps, op.grid, op.ratios, range) : 1.0f;
   }
 }
@@ -106,7 +91,12 @@ inline void fake_round(const FakeRound& op) {
   const float minmax = 1.0f;
   for (int64_t row = 0; row < op.rows; ++row) {
     float* const w = op.out + op.k * row;
-    const float peak = largest_of(op.weight + op.k * row, op.factor, op.k, w);
+    for (int64_t i = 0; i < op.k; i += kLanes) {
+      const int64_t count = min(kLanes, op.k - i);
+      const F32x16 factor = load_columns<Fp32>(op.factor, i, count);
+      store_columns<Fp32>(w, i, count, load_columns<Fp32>(op.weight + op.k * row, i, count) * factor);
+    }
+    const float peak = largest_magnitude<Fp32>(w, op.k);
     if (peak == 0) continue;
     const float start = peak / range.high;
     const float scale = op.steps > 0 ? best_scale(w, op.k, start, op.steps, &minmax, 1, range) : start;
@@ -118,13 +108,9 @@ inline void fake_round(const FakeRound& op) {
   }
 }
 
-// How an integer is stored: as a byte, or as the low half of a byte (the other one zero) or the high one (the low
-// stays).
-enum class Stored { kByte, kLow, kHigh };
-
 // Integers to `out`; returns their sum; adds squared errors and squared weights to `squares`.
-template <Stored kStored>
-float round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out, double (&squares)[2]) {
+inline float round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out,
+                       double (&squares)[2]) {
   float total = 0;
   F32x16 sums = F32x16::zero(), errors = sums, weights = sums;
   const F32x16 step = F32x16::broadcast(scale);
@@ -134,13 +120,7 @@ float round_run(const float* row, int64_t k, float scale, const Range& range, in
     sums += q;
     errors = fma(miss, miss, errors);
     weights = fma(w, w, weights);
-    I32x16 stored = to_int(q);
-    if constexpr (kStored == Stored::kLow) GLM5_EACH(n) stored.v[n] &= 15;
-    if constexpr (kStored == Stored::kHigh) {
-      const I32x16 low = to_int(F32x16::load_int8(out + i));
-      GLM5_EACH(n) stored.v[n] = (stored.v[n] << 4) | low.v[n];
-    }
-    store_int8(out + i, stored);
+    store_int8(out + i, to_int(q));
   }
   float lanes[3][kLanes];
   sums.store(lanes[0]);
@@ -157,10 +137,7 @@ float round_run(const float* row, int64_t k, float scale, const Range& range, in
     total += q;
     squares[0] += miss * miss;
     squares[1] += w * w;
-    const int32_t integer = static_cast<int32_t>(q);
-    if constexpr (kStored == Stored::kByte) out[i] = static_cast<int8_t>(integer);
-    if constexpr (kStored == Stored::kLow) out[i] = static_cast<int8_t>(integer & 15);
-    if constexpr (kStored == Stored::kHigh) out[i] = static_cast<int8_t>((integer * 16) | out[i]);
+    out[i] = static_cast<int8_t>(q);
   }
   return total;
 }
@@ -168,15 +145,15 @@ float round_run(const float* row, int64_t k, float scale, const Range& range, in
 inline void round_rows(const RoundRows& op) {
   const Range range((int64_t{1} << (op.bits - 1)) - 1);
   const int64_t run = op.k / op.parts;
+  const Buffer<int8_t> high(op.k);
   double squares[2] = {};
   for (int64_t row = 0; row < op.rows; ++row) {
-    const auto round = op.bits == 8 ? round_run<Stored::kByte>
-                       : row % 2    ? round_run<Stored::kHigh>
-                                    : round_run<Stored::kLow>;
-    int8_t* const line = op.stored + op.k * (op.bits == 8 ? row : row / 2);
+    const bool joins = op.bits == 4 && row % 2;  // the row before, as the high halves of its bytes
+    int8_t *const stored = op.stored + op.k * (op.bits == 8 ? row : row / 2), *const line = joins ? high : stored;
     for (int64_t part = 0; part < op.parts; ++part)
       op.sums[op.parts * row + part] =
-          round(op.weight + op.k * row + run * part, run, op.scale[row], range, line + run * part, squares);
+          round_run(op.weight + op.k * row + run * part, run, op.scale[row], range, line + run * part, squares);
+    for (int64_t i = 0; i < op.k && joins; ++i) stored[i] = static_cast<int8_t>((high[i] * 16) | (stored[i] & 15));
   }
   op.squares[0] = squares[0];
   op.squares[1] = squares[1];

@@ -107,10 +107,6 @@ GLM5_INLINE F32x16 rint(F32x16 x) {
   GLM5_EACH(i) x.v[i] = native_rint(x.v[i]);
   return x;
 }
-GLM5_INLINE F32x16 abs(F32x16 x) {
-  GLM5_EACH(i) x.v[i] = (Floats)((Ints)x.v[i] & 0x7fffffff);
-  return x;
-}
 // x where both are numbers, `other` in lanes where x is NaN.
 GLM5_INLINE F32x16 if_number(F32x16 x, F32x16 other) {
   GLM5_EACH(i) {
