@@ -114,8 +114,7 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
     typename Dot::Total flat[4 * kFours];
 #pragma GCC unroll 8
     for (int r = 0; r < 4 * kFours; ++r) rows[r] = r < kRows ? total[t][r] : Dot::no_sums();
-#pragma GCC unroll 2
-    for (int four = 0; four < kFours; ++four) sum_natives<4>(rows + 4 * four, flat + 4 * four);
+    sum_natives<4 * kFours>(rows, flat);
     for (int l = 0; l < kCount; ++l)
       std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
   }

@@ -7,7 +7,6 @@
 // Probabilities that are not rounded are the sums of two bf16. The next tile's rows are not prefetched: on Sapphire
 // Rapids that took a tenth longer, in decode and prefill.
 #pragma once
-#include "amx_bf16.h"
 #include "sparse_flash_attention_vectors.h"
 
 namespace glm5::GLM5_SET {

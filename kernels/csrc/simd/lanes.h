@@ -8,13 +8,7 @@
 
 #define GLM5_INLINE __attribute__((always_inline)) inline
 #define GLM5_INLINED __attribute__((always_inline))  // behind the arguments of a lambda
-#if defined(__AVX512F__)
-#include "native_avx512.h"
-#elif defined(__AVX2__)
-#include "native_avx2.h"
-#else
-#include "native_neon.h"
-#endif
+#include "native.h"
 
 namespace glm5::GLM5_SET {
 
@@ -50,7 +44,7 @@ struct F32x16 {
 
   static GLM5_INLINE F32x16 load(const float* p) {
     F32x16 r;
-    GLM5_EACH(i) r.v[i] = native_load(p + kNative * i);
+    GLM5_EACH(i) __builtin_memcpy(&r.v[i], p + kNative * i, sizeof(Floats));
     return r;
   }
   static GLM5_INLINE F32x16 broadcast(float x) {
@@ -70,7 +64,7 @@ struct F32x16 {
     GLM5_EACH(i) r.v[i] = __builtin_convertvector(native_load_i8(p + kNative * i), Floats);
     return r;
   }
-  GLM5_INLINE void store(float* p) const { GLM5_EACH(i) native_store(p + kNative * i, v[i]); }
+  GLM5_INLINE void store(float* p) const { GLM5_EACH(i) __builtin_memcpy(p + kNative * i, &v[i], sizeof(Floats)); }
 };
 
 #define GLM5_LANEWISE(op, assign)                            \

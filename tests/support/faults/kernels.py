@@ -52,8 +52,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "all threads rotate in one row of scratch",
-        "float *const row = scratch + size * thread,",
-        "float *const row = scratch + size * (thread & 0),",
+        "float *const row = scratch + size * thread, *const angles = row + op.dim;",
+        "float *const row = scratch + size * (thread & 0), *const angles = row + op.dim;",
         THREAD,
     ),
     fault(
