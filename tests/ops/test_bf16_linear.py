@@ -17,7 +17,7 @@ from tests.support.command import ROOT, environment
 LARGE = """
 import torch
 from glm5_kernels import int8
-from glm5_kernels.native.int8_linear import apply_linear
+from glm5_kernels.native.products import apply_linear
 for tokens in (1, 2, 5, 16):
     x, weight, scale = torch.randn(tokens, 12288).bfloat16(), torch.randn(80, 12288).bfloat16(), torch.rand(80)
     product, expected = apply_linear(x, int8.LinearWeights(weight), x.dtype), x.double() @ weight.double().T
