@@ -70,24 +70,23 @@ struct Group {
 // The rows of codes of some groups, and packed for AMX those of groups that are multiplied by it.
 class GroupedTokens {
  public:
-  // spread: 1 if groups begin at multiples of sixteen rows, 2 if they begin anywhere: more than eight rows are at most
-  // twice as many when they are rounded up to sixteen.
-  GroupedTokens(int64_t rows, int64_t pitch, int64_t spread)
-      : pitch_(pitch),
+  // Row i of the groups is row row_of(i) of codes. spread: 1 if groups begin at multiples of sixteen rows, 2 if they
+  // begin anywhere: more than eight rows are at most twice as many when they are rounded up to sixteen.
+  template <class RowOf>
+  GroupedTokens(const Codes& codes, const Group* groups, int64_t count, int64_t spread, const RowOf& row_of)
+      : pitch_(codes.pitch),
         spread_(spread),
-        rows_(rows),
-        sums_(rows),
-        scales_(rows),
-        tiles_(kVectorTokens < kGroupTokens ? spread * round_up(rows, kTile) * pitch : 0) {}
-
-  // Row `index` is row `row` of codes.
-  void set(int64_t index, const Codes& codes, int64_t row) {
-    rows_[index] = codes.row(row);
-    sums_[index] = codes.sums[row];
-    scales_[index] = codes.scales[row];
-  }
-
-  void pack(const Group* groups, int64_t count) {
+        size_(groups[count - 1].begin + groups[count - 1].count),
+        rows_(size_),
+        sums_(size_),
+        scales_(size_),
+        tiles_(kVectorTokens < kGroupTokens ? spread * round_up(size_, kTile) * pitch_ : 0) {
+    for (int64_t i = 0; i < size_; ++i) {
+      const int64_t row = row_of(i);
+      rows_[i] = codes.row(row);
+      sums_[i] = codes.sums[row];
+      scales_[i] = codes.scales[row];
+    }
     constexpr int64_t kTiles = kGroupTokens / kTile;  // of a group
     parallel_for(count * kTiles, 1, [&](int64_t first, int64_t last, int) {
       for (int64_t tile = first; tile < last; ++tile) {
@@ -107,7 +106,7 @@ class GroupedTokens {
  private:
   int8_t* tiles(const Group& group, int64_t token) const { return tiles_ + pitch_ * (spread_ * group.begin + token); }
 
-  int64_t pitch_, spread_;
+  int64_t pitch_, spread_, size_;
   Buffer<const int8_t*> rows_;
   Buffer<int32_t> sums_;
   Buffer<float> scales_;

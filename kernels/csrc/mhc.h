@@ -21,11 +21,11 @@ inline int64_t maps_of(const Mhc& op) { return op.n * (op.n + 2); }
 
 // Columns column .. column + count of a token's streams joined with the half's output. scratch [n + 1, count]
 inline void join_columns(const Mhc& op, int64_t token, int64_t column, int64_t count, float* scratch) {
-  const auto load = [&](const Rows& rows, int64_t a, int64_t b, int64_t number) {
-    load_row(row_at(rows, a, b) + column * element_bytes(rows.dtype), rows.dtype, count, scratch + number * count);
-  };
-  for (int64_t stream = 0; stream < op.n; ++stream) load(op.streams, token, stream, stream);
-  load(op.output, 0, token, op.n);
+  for (int64_t row = 0; row <= op.n; ++row) {
+    const Rows& rows = row < op.n ? op.streams : op.output;
+    const char* const source = row < op.n ? row_at(rows, token, row) : row_at(rows, 0, token);
+    load_row(source + column * element_bytes(rows.dtype), rows.dtype, count, scratch + row * count);
+  }
   for (int64_t target = 0; target < op.n; ++target) {
     float* const total = op.total + (token * op.n + target) * op.dim + column;
     const F32x16 post = F32x16::broadcast(op.post[token * op.n + target]);

@@ -82,21 +82,19 @@ class Buffer {
   T* data_;
 };
 
-// The code of a call, which fails where its scratch cannot be allocated.
-template <class Body>
-int guarded(const Body& body) {
+// The code of an op's call, which fails where its scratch cannot be allocated.
+template <class Operands>
+int guarded(void (*op)(const Operands&), const Operands& given) {
   try {
-    body();
+    op(given);
     return kDone;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }
 }
 // Exports an op, a function of its operands.
-#define GLM5_EXPORT(op, Operands)                          \
-  GLM5_EXPORTED int GLM5_NAME(op)(const Operands* given) { \
-    return guarded([&] { op(*given); });                   \
-  }
+#define GLM5_EXPORT(op, Operands) \
+  GLM5_EXPORTED int GLM5_NAME(op)(const Operands* given) { return guarded(op, *given); }
 
 template <class T>
 void fill(T* array, int64_t count, T value) {

@@ -77,12 +77,10 @@ void with_floats(int64_t dtype, const Work& work) {
 // work(Fp32{}), work(Bf16{}) or work(Int8{}), as dtype says.
 template <class Work>
 GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
-  if (dtype == kFp32)
-    work(Fp32{});
-  else if (dtype == kBf16)
-    work(Bf16{});
-  else
+  if (dtype == kInt8)
     work(Int8{});
+  else
+    with_floats(dtype, work);
 }
 
 GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
@@ -112,18 +110,16 @@ GLM5_INLINE void prefetch(const void* address, int64_t bytes) {
 
 // out fp32 [dims, 16], `pitch` fp32 from row to row, <- sixteen rows [dims] transposed, each `skipped` bytes after its
 // address; dims is a multiple of 16. Pairs of bf16 move like an fp32.
-template <class Element>
-inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, float* out, int64_t pitch) {
-  for (int64_t i = 0; i < dims; i += kLanes) {
-    F32x16 x[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) x[lane] = Element::load(rows[lane] + skipped, i);
-    transpose(x);
-    for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
-  }
-}
 inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, int64_t dtype, float* out,
                            int64_t pitch) {
-  with_elements(dtype, [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
+  with_elements(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) {
+      F32x16 x[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) x[lane] = decltype(element)::load(rows[lane] + skipped, i);
+      transpose(x);
+      for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
+    }
+  });
 }
 
 }  // namespace glm5::GLM5_SET

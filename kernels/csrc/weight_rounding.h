@@ -44,13 +44,8 @@ inline Fit refit(const float* row, int64_t k, float scale, const Range& range) {
     }
   double all_along = 0, all_energy = 0;
   for (int u = 0; u < kUnrolled; ++u) {
-    float lanes[2][kLanes];
-    along[u].store(lanes[0]);
-    energy[u].store(lanes[1]);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      all_along += lanes[0][lane];
-      all_energy += lanes[1][lane];
-    }
+    add_lanes(along[u], all_along);
+    add_lanes(energy[u], all_energy);
   }
   for (; i < k; ++i) {
     const double q = range.rounded(row[i] * inverse);
@@ -111,7 +106,6 @@ inline void fake_round(const FakeRound& op) {
 // Integers to `out`; returns their sum; adds squared errors and squared weights to `squares`.
 inline float round_run(const float* row, int64_t k, float scale, const Range& range, int8_t* out,
                        double (&squares)[2]) {
-  float total = 0;
   F32x16 sums = F32x16::zero(), errors = sums, weights = sums;
   const F32x16 step = F32x16::broadcast(scale);
   int64_t i = 0;
@@ -122,15 +116,9 @@ inline float round_run(const float* row, int64_t k, float scale, const Range& ra
     weights = fma(w, w, weights);
     store_int8(out + i, to_int(q));
   }
-  float lanes[3][kLanes];
-  sums.store(lanes[0]);
-  errors.store(lanes[1]);
-  weights.store(lanes[2]);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    total += lanes[0][lane];
-    squares[0] += lanes[1][lane];
-    squares[1] += lanes[2][lane];
-  }
+  float total = sum_in_order(sums);
+  add_lanes(errors, squares[0]);
+  add_lanes(weights, squares[1]);
   for (; i < k; ++i) {
     const float q = range.rounded(row[i] / scale);
     const double miss = q * scale - row[i], w = row[i];

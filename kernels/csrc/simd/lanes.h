@@ -158,11 +158,16 @@ GLM5_INLINE float reduce(F32x16 x, const Combine& combine) {
     for (int i = 0; i < distance; ++i) lanes[i] = combine(lanes[i], lanes[i + distance]);
   return lanes[0];
 }
-// The lanes added one after the other, from lane 0 on.
-GLM5_INLINE float sum_in_order(F32x16 x) {
-  float lanes[kLanes], total = 0;
+// total += the lanes, one after the other, from lane 0 on.
+template <class Total>
+GLM5_INLINE void add_lanes(F32x16 x, Total& total) {
+  float lanes[kLanes];
   x.store(lanes);
   for (float lane : lanes) total += lane;
+}
+GLM5_INLINE float sum_in_order(F32x16 x) {
+  float total = 0;
+  add_lanes(x, total);
   return total;
 }
 
