@@ -129,7 +129,7 @@ class PerThread {
     for (int thread = 0; thread < max_threads(); ++thread)
       new (scratch_ + thread) Scratch{Arena(memory_ + bytes_ * thread), arguments...};
   }
-  const Scratch& operator[](int thread) const { return scratch_[thread]; }
+  Scratch operator[](int thread) const { return scratch_[thread]; }  // a copy: its addresses stay in registers
 
  private:
   int64_t bytes_;

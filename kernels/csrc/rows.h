@@ -49,9 +49,10 @@ GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 
                    static_cast<size_t>(Element::kBytes * count));
 }
 
-// The largest |x| of a row; NaN if an element is NaN. Bits of positive floats are in the order of their values.
-template <class Element>
-GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
+// The largest |x| of a row [k], of which columns(i, count) gives up to sixteen elements; NaN if an element is NaN. Bits
+// of positive floats are in the order of their values.
+template <class Columns>
+GLM5_INLINE float largest_magnitude(int64_t k, const Columns& columns) {
   I32x16 peak{};
   const auto add = [&](F32x16 value) GLM5_INLINED {
     GLM5_EACH(i) {
@@ -60,9 +61,14 @@ GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
     }
   };
   int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes) add(Element::load(x, i));
-  if (i < k) add(load_columns<Element>(x, i, k - i));
+  for (; i + kLanes <= k; i += kLanes) add(columns(i, kLanes));
+  if (i < k) add(columns(i, k - i));
   return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
+}
+template <class Element>
+GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
+  return largest_magnitude(k,
+                           [&](int64_t i, int64_t count) GLM5_INLINED { return load_columns<Element>(x, i, count); });
 }
 
 // work(Fp32{}) or work(Bf16{}), as dtype says.

@@ -128,7 +128,7 @@ void attend(const Attention& op) {
   const HeadGroups groups(op, Tile::kUnit);
   const PerThread<Tile> tiles(op, groups.heads);
   parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
-    const Tile& tile = tiles[thread];
+    const Tile tile = tiles[thread];
     [[maybe_unused]] const Tiles registers;
     for (int64_t index = first; index < last; ++index) {
       const AttentionTask task = groups.task(op, index);

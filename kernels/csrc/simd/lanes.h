@@ -44,7 +44,7 @@ struct F32x16 {
 
   static GLM5_INLINE F32x16 load(const float* p) {
     F32x16 r;
-    GLM5_EACH(i) __builtin_memcpy(&r.v[i], p + kNative * i, sizeof(Floats));
+    GLM5_EACH(i) r.v[i] = native_load(p + kNative * i);
     return r;
   }
   static GLM5_INLINE F32x16 broadcast(float x) {
@@ -64,7 +64,7 @@ struct F32x16 {
     GLM5_EACH(i) r.v[i] = __builtin_convertvector(native_load_i8(p + kNative * i), Floats);
     return r;
   }
-  GLM5_INLINE void store(float* p) const { GLM5_EACH(i) __builtin_memcpy(p + kNative * i, &v[i], sizeof(Floats)); }
+  GLM5_INLINE void store(float* p) const { GLM5_EACH(i) native_store(p + kNative * i, v[i]); }
 };
 
 #define GLM5_LANEWISE(op, assign)                            \

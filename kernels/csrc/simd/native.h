@@ -16,6 +16,8 @@ using Floats = __m512;
 using Ints = int32_t __attribute__((vector_size(64)));
 constexpr int kNative = 16;
 
+GLM5_INLINE Floats native_load(const float* p) { return _mm512_loadu_ps(p); }
+GLM5_INLINE void native_store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 GLM5_INLINE Floats native_broadcast(float x) { return _mm512_set1_ps(x); }
 GLM5_INLINE Floats native_fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 // The larger, the smaller of both; b where one is NaN.
@@ -42,6 +44,8 @@ using Floats = __m256;
 using Ints = int32_t __attribute__((vector_size(32)));
 constexpr int kNative = 8;
 
+GLM5_INLINE Floats native_load(const float* p) { return _mm256_loadu_ps(p); }
+GLM5_INLINE void native_store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 GLM5_INLINE Floats native_broadcast(float x) { return _mm256_set1_ps(x); }
 GLM5_INLINE Floats native_fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 GLM5_INLINE Floats native_larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
@@ -73,6 +77,8 @@ using Floats = float32x4_t;
 using Ints = int32x4_t;
 constexpr int kNative = 4;
 
+GLM5_INLINE Floats native_load(const float* p) { return vld1q_f32(p); }
+GLM5_INLINE void native_store(float* p, Floats x) { vst1q_f32(p, x); }
 GLM5_INLINE Floats native_broadcast(float x) { return vdupq_n_f32(x); }
 GLM5_INLINE Floats native_fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
 GLM5_INLINE Floats native_larger(Floats a, Floats b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
