@@ -83,10 +83,12 @@ void with_floats(int64_t dtype, const Work& work) {
 // work(Fp32{}), work(Bf16{}) or work(Int8{}), as dtype says.
 template <class Work>
 GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
-  if (dtype == kInt8)
-    work(Int8{});
+  if (dtype == kFp32)
+    work(Fp32{});
+  else if (dtype == kBf16)
+    work(Bf16{});
   else
-    with_floats(dtype, work);
+    work(Int8{});
 }
 
 GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
