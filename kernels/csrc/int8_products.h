@@ -22,20 +22,20 @@ struct ProductScratch {
 #endif
 };
 
-// sink(token, column, count, floats) for the rows of a task: `count` columns at a time, scaled back.
+// sink(token, column, count, floats) for the rows of a task: `count` columns at a time. floats: (sums + bias) * scale
+// of the token * scales, the bits of glm5_kernels.int8; bias may be null.
 template <class Sink>
 void multiply_task(const Tokens& x, const Block& block, int64_t task, const int32_t* bias, const float* scales,
                    ProductScratch& scratch, const Sink& sink) {
   const int32_t zero = block.packed ? Int4Dot::kZero : Int8Dot::kZero;
-  const auto scaling = [&](int64_t token)
-                           GLM5_INLINED { return Scaling{-zero * x.sums[token], x.scales[token], bias, scales}; };
+  const auto scaled = [&](int64_t token, int64_t column, int64_t count, I32x16 sums) GLM5_INLINED {
+    GLM5_EACH(i) sums.v[i] -= zero * x.sums[token];
+    if (bias) sums += __builtin_bit_cast(I32x16, load_columns<Fp32>(bias, column, count));
+    const F32x16 scale = load_columns<Fp32>(scales, column, count);
+    sink(token, column, count, to_float(sums) * F32x16::broadcast(x.scales[token]) * scale);
+  };
 #if defined(__AMX_INT8__)
-  if (x.tiles) {
-    multiply_task_by_amx(block, task, x.tiles, x.count, scratch.amx,
-                         [&](int64_t token, int64_t column, int64_t count, I32x16 sums)
-                             GLM5_INLINED { sink(token, column, count, scaled(sums, scaling(token), column, count)); });
-    return;
-  }
+  if (x.tiles) return multiply_task_by_amx(block, task, x.tiles, x.count, scratch.amx, scaled);
 #endif
   const TaskRows rows = task_rows(task, block.rows);
   int32_t* const sums = scratch.sums;
@@ -43,15 +43,11 @@ void multiply_task(const Tokens& x, const Block& block, int64_t task, const int3
     multiply_rows<Int4Dot>(x.rows, x.count, block, rows, sums);
   else
     multiply_rows<Int8Dot>(x.rows, x.count, block, rows, sums);
-  for (int64_t token = 0; token < x.count; ++token) {
-    const Scaling by = scaling(token);
+  for (int64_t token = 0; token < x.count; ++token)
     for (int64_t run = 0; run < rows.runs; ++run)
-      for (int64_t i = 0; i < rows.run; i += kLanes) {
-        const int64_t column = rows.first + rows.distance * run + i, count = min(kLanes, rows.run - i);
-        sink(token, column, count,
-             scaled(I32x16::load(sums + kTaskRows * token + rows.run * run + i), by, column, count));
-      }
-  }
+      for (int64_t i = 0; i < rows.run; i += kLanes)
+        scaled(token, rows.first + rows.distance * run + i, min(kLanes, rows.run - i),
+               I32x16::load(sums + kTaskRows * token + rows.run * run + i));
 }
 
 #if defined(__AMX_INT8__)

@@ -1,4 +1,4 @@
-// Rows of fp32 or bf16 to int8 codes and a scale, and exact integer sums back to floats: the bits of glm5_kernels.int8.
+// Rows of fp32 or bf16 to int8 codes and a scale: the bits of glm5_kernels.int8.
 #pragma once
 #include "int8_tiles.h"
 #include "rows.h"
@@ -73,22 +73,6 @@ inline void quantize_rows(const Rows& x, int64_t k, const StaticScale* given, co
         quantize_row<decltype(element)>(row_at(x, 0, token), k, given, out, token);
     });
   });
-}
-
-// How the sums of a row of codes become floats: (sums + start + bias) * factor * scales; bias may be null. bias and
-// scales are those of column 0.
-struct Scaling {
-  int32_t start;
-  float factor;
-  const int32_t* bias;
-  const float* scales;
-};
-
-// `count` columns from `column` on, at most sixteen.
-GLM5_INLINE F32x16 scaled(I32x16 sums, const Scaling& by, int64_t column, int64_t count) {
-  GLM5_EACH(i) sums.v[i] += by.start;
-  if (by.bias) sums += __builtin_bit_cast(I32x16, load_columns<Fp32>(by.bias, column, count));
-  return to_float(sums) * F32x16::broadcast(by.factor) * load_columns<Fp32>(by.scales, column, count);
 }
 
 }  // namespace glm5::GLM5_SET
