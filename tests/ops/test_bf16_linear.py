@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.native import bf16_linear
+from glm5_kernels.native import floats
 from tests.ops.support.implementations import cpu
 from tests.support.command import ROOT, environment
 
@@ -31,9 +31,9 @@ print("equal")
 @pytest.fixture(params=["in fp32", "in blocks of a weight", "as on this CPU"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "as on this CPU":
-        monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
+        monkeypatch.setattr(floats, "ONEDNN_MULTIPLIES", False)
     if request.param == "in blocks of a weight":
-        monkeypatch.setattr(bf16_linear, "_ELEMENTS", 16 * 64)
+        monkeypatch.setattr(floats, "_ELEMENTS", 16 * 64)
 
 
 @pytest.mark.usefixtures("backend")

@@ -18,7 +18,7 @@ from glm5_kernels.indexer_preprocess import IndexerPreprocess
 from glm5_kernels.kda import Kda
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant, expanded
 from glm5_kernels.mla_preprocess import MlaPreprocess
-from glm5_kernels.native.head_products import per_head
+from glm5_kernels.native.floats import per_head
 from glm5_kernels.native.library import function
 from glm5_kernels.native.products import apply_linear
 from glm5_kernels.native.rows import (

@@ -11,7 +11,7 @@ from glm5_kernels import int8_linear as linear_reference
 from glm5_kernels import mhc as mhc_reference
 from glm5_kernels import rms_norm as norm_reference
 from glm5_kernels.mhc import Mhc
-from glm5_kernels.native import bf16_linear, head_products
+from glm5_kernels.native import floats
 from glm5_kernels.native.library import function
 from glm5_kernels.native.rows import FLOATS, LANES, NO_ROWS, ROWS, as_rows, matrix, rows
 from glm5_kernels.rms_norm import RmsNorm
@@ -27,10 +27,10 @@ MOST_STREAMS = 8
 def apply_linear(x: torch.Tensor, w: int8.LinearWeights, dtype: torch.dtype) -> torch.Tensor:
     """See `int8.apply_linear`: x [T, K] -> [T, N] in `dtype`."""
     if w.quant_mode == int8.NO_QUANT or w.scale is None:
-        if x.dtype == dtype and bf16_linear.reads_rows(x, w.weight):
-            return head_products.by_rows(x[:, None], w.weight[None])[:, 0]
-        if x.dtype == dtype and bf16_linear.widens(x, w.weight):
-            return bf16_linear.apply_linear(x, w.weight)
+        if x.dtype == dtype and floats.reads_rows(x, w.weight):
+            return floats.by_rows(x[:, None], w.weight[None])[:, 0]
+        if x.dtype == dtype and floats.widens(x, w.weight):
+            return floats.widened(x, w.weight)
         return int8.apply_linear(x, w, dtype)
     x, weight = as_rows(x, 1), w.weight if w.weight.stride(1) == 1 else w.weight.contiguous()
     scale = w.scale.float().contiguous()
@@ -50,7 +50,7 @@ int8_linear = partial(linear_reference.int8_linear, apply=apply_linear)
 
 
 def v_up_proj(operands: VUpProj) -> torch.Tensor:
-    return head_products.per_head(operands.latent, operands.w_uv).flatten(1)
+    return floats.per_head(operands.latent, operands.w_uv).flatten(1)
 
 
 def _blocks(weights: ExpertWeights, scales: torch.Tensor) -> tuple[int, ...]:

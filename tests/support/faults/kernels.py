@@ -24,8 +24,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "sixteen biases are read where fewer columns are left",
-        "load_columns<Fp32>(by.bias, column, count)",
-        "Fp32::load(by.bias, column)",
+        "load_columns<Fp32>(bias, column, count)",
+        "Fp32::load(bias, column)",
         ADDRESS,
     ),
     fault(
