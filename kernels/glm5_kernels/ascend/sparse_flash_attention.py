@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
@@ -35,13 +33,19 @@ def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[t
 
 
 def _attend(
-    name: str, query: torch.Tensor, cache: torch.Tensor, topk: torch.Tensor, batch: PagedBatch, scale: float, **own: Any
+    name: str,
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    topk: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    **specific: torch.Tensor | int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention by an operator with arguments of its `own`; values are the first columns of keys (attention_mode 2)."""
+    """Attention by an operator and its `specific` arguments; values are the keys' first columns (attention_mode 2)."""
     keys = cache[:, :, None]
     out, peak, total = operator("_C_ascend", name)(
         query.contiguous(), keys, keys, topk[:, None].int(), scale,
-        sparse_block_size=1, attention_mode=2, return_softmax_lse=True, **own, **paged(batch, "kv"),
+        sparse_block_size=1, attention_mode=2, return_softmax_lse=True, **specific, **paged(batch, "kv"),
     )  # fmt: skip
     # The kernel's maxima and sums [1, T, H] as our log-sum-exp [T, H]; +inf where nothing was summed.
     lse = peak[0].float() + torch.log(total[0].float())

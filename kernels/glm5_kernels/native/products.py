@@ -72,8 +72,8 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
 
 def rms_norm(operands: RmsNorm) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual, weight, eps = operands
-    given = (x,) if residual is None else (x, residual)
-    if x.dtype not in FLOATS or x.shape[1] % LANES or any(row.stride(1) != 1 for row in given):
+    inputs = (x,) if residual is None else (x, residual)
+    if x.dtype not in FLOATS or x.shape[1] % LANES or any(row.stride(1) != 1 for row in inputs):
         return norm_reference.rms_norm(operands)
     weight, out, total = weight.contiguous(), x.new_empty(x.shape), x if residual is None else x.new_empty(x.shape)
     added = NO_ROWS if residual is None else matrix(residual)
