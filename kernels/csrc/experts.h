@@ -48,9 +48,7 @@ inline void multiply_groups(const W4a8Moe& op, const Group* groups, int64_t coun
   const Buffer<Group> local(count);  // pairs count from `begin` on
   for (int64_t g = 0; g < count; ++g) local[g] = {groups[g].expert, groups[g].begin - begin, groups[g].count};
   const Buffer<float> hidden(total * width);
-  GroupedTokens tokens(total, x.pitch, 2);
-  for (int64_t pair = 0; pair < total; ++pair) tokens.set(pair, x, pairs.token[begin + pair]);
-  tokens.pack(local, count);
+  const GroupedTokens tokens(x, local, count, 2, [&](int64_t pair) { return pairs.token[begin + pair]; });
   for_each_group_task(local, count, block_of(op.w13, 0), [&](const Group& group, int64_t task, ProductScratch& own) {
     const Tokens some = tokens.of(group);
     const float* const scales = op.w13.scales + 2 * width * group.expert;
@@ -68,9 +66,7 @@ inline void multiply_groups(const W4a8Moe& op, const Group* groups, int64_t coun
   });
   const Codes codes(total, width);
   quantize_rows({hidden, 0, width, kFp32}, width, nullptr, codes);
-  GroupedTokens rows(total, codes.pitch, 2);
-  for (int64_t pair = 0; pair < total; ++pair) rows.set(pair, codes, pair);
-  rows.pack(local, count);
+  const GroupedTokens rows(codes, local, count, 2, [](int64_t pair) { return pair; });
   for_each_group_task(local, count, block_of(op.w2, 0), [&](const Group& group, int64_t task, ProductScratch& own) {
     multiply_task(rows.of(group), block_of(op.w2, group.expert), task, nullptr, op.w2.scales + columns * group.expert,
                   own, [&](int64_t token, int64_t column, int64_t n, F32x16 sums) GLM5_INLINED {

@@ -27,7 +27,7 @@ GLM5_EXPORTED const char* glm5_interface();
 
 // Rows of a tensor [A, B, D]: row (a, b) begins a * block_pitch + b * row_pitch elements after `base`.
 struct Rows {
-  const void* base;
+  void* base;
   int64_t block_pitch, row_pitch, dtype;
 };
 

@@ -36,7 +36,7 @@ void multiply_head(const HeadProducts& op, int64_t head, int64_t begin, int64_t 
   }
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t c = 0; c < r; c += kLanes)
-      X::store(writable_row_at(op.out, begin + token, head), c, F32x16::load(total + r * token + c));
+      X::store(row_at(op.out, begin + token, head), c, F32x16::load(total + r * token + c));
 }
 
 inline void head_products(const HeadProducts& op) {
@@ -74,7 +74,7 @@ inline void head_products_by_rows(const HeadProducts& op) {
       for (int64_t token = 0; token < op.tokens; ++token)
         for (int64_t run = 0; run < part.runs; ++run)
           for (int64_t i = 0; i < part.run; i += kLanes)
-            store_columns<Bf16>(writable_row_at(op.out, token, head), part.first + part.distance * run + i,
+            store_columns<Bf16>(row_at(op.out, token, head), part.first + part.distance * run + i,
                                 min(kLanes, part.run - i), F32x16::load(sums + kTaskRows * token + part.run * run + i));
     }
   });

@@ -41,7 +41,7 @@ inline void write_pool(const IndexerPool& op, int64_t token, const char** keys, 
     keys[t] = now ? row_at(op.k, 0, source) : row_at(op.tail_keys, ring, row);
     gates[t] = now ? row_at(op.gate, 0, source) : row_at(op.tail_gates, ring, row);
   }
-  weighted_mean(op, keys, gates, writable_row_at(op.pool_cache, block, number % op.block_size));
+  weighted_mean(op, keys, gates, row_at(op.pool_cache, block, number % op.block_size));
 }
 
 inline void indexer_pool(const IndexerPool& op) {
@@ -55,8 +55,8 @@ inline void indexer_pool(const IndexerPool& op) {
   for (int64_t token = 0; token < op.tokens; ++token) {
     const int64_t request = op.request[token], ring = op.tail_blocks[request], position = op.visible[token] - 1;
     if (position < 0 || ring < 0 || token + op.ring < op.query_start_loc[request + 1]) continue;  // written over later
-    std::memcpy(writable_row_at(op.tail_keys, ring, position % op.ring), row_at(op.k, 0, token), bytes);
-    std::memcpy(writable_row_at(op.tail_gates, ring, position % op.ring), row_at(op.gate, 0, token), bytes);
+    std::memcpy(row_at(op.tail_keys, ring, position % op.ring), row_at(op.k, 0, token), bytes);
+    std::memcpy(row_at(op.tail_gates, ring, position % op.ring), row_at(op.gate, 0, token), bytes);
   }
 }
 

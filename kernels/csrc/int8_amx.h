@@ -12,7 +12,6 @@
 #if defined(__AMX_INT8__)
 namespace glm5::GLM5_SET {
 
-constexpr int kSide = 2 * kTile;   // weight rows, and tokens, of a product
 constexpr int64_t kColumns = 512;  // of a panel
 // Bytes from row to row of a panel, and elements of sums: rows a power of two apart would share cache sets.
 constexpr int64_t kPanelPitch = kColumns + kTileBytes, kSumsPitch = kGroupTokens + kTile;

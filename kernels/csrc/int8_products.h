@@ -22,20 +22,20 @@ struct ProductScratch {
 #endif
 };
 
-// sink(token, column, count, floats) for the rows of a task: `count` columns at a time, scaled back.
+// sink(token, column, count, floats) for the rows of a task: `count` columns at a time. floats: (sums + bias) * scale
+// of the token * scales, the bits of glm5_kernels.int8; bias may be null.
 template <class Sink>
 void multiply_task(const Tokens& x, const Block& block, int64_t task, const int32_t* bias, const float* scales,
                    ProductScratch& scratch, const Sink& sink) {
   const int32_t zero = block.packed ? Int4Dot::kZero : Int8Dot::kZero;
-  const auto scaling = [&](int64_t token)
-                           GLM5_INLINED { return Scaling{-zero * x.sums[token], x.scales[token], bias, scales}; };
+  const auto scaled = [&](int64_t token, int64_t column, int64_t count, I32x16 sums) GLM5_INLINED {
+    GLM5_EACH(i) sums.v[i] -= zero * x.sums[token];
+    if (bias) sums += __builtin_bit_cast(I32x16, load_columns<Fp32>(bias, column, count));
+    const F32x16 scale = load_columns<Fp32>(scales, column, count);
+    sink(token, column, count, to_float(sums) * F32x16::broadcast(x.scales[token]) * scale);
+  };
 #if defined(__AMX_INT8__)
-  if (x.tiles) {
-    multiply_task_by_amx(block, task, x.tiles, x.count, scratch.amx,
-                         [&](int64_t token, int64_t column, int64_t count, I32x16 sums)
-                             GLM5_INLINED { sink(token, column, count, scaled(sums, scaling(token), column, count)); });
-    return;
-  }
+  if (x.tiles) return multiply_task_by_amx(block, task, x.tiles, x.count, scratch.amx, scaled);
 #endif
   const TaskRows rows = task_rows(task, block.rows);
   int32_t* const sums = scratch.sums;
@@ -43,15 +43,11 @@ void multiply_task(const Tokens& x, const Block& block, int64_t task, const int3
     multiply_rows<Int4Dot>(x.rows, x.count, block, rows, sums);
   else
     multiply_rows<Int8Dot>(x.rows, x.count, block, rows, sums);
-  for (int64_t token = 0; token < x.count; ++token) {
-    const Scaling by = scaling(token);
+  for (int64_t token = 0; token < x.count; ++token)
     for (int64_t run = 0; run < rows.runs; ++run)
-      for (int64_t i = 0; i < rows.run; i += kLanes) {
-        const int64_t column = rows.first + rows.distance * run + i, count = min(kLanes, rows.run - i);
-        sink(token, column, count,
-             scaled(I32x16::load(sums + kTaskRows * token + rows.run * run + i), by, column, count));
-      }
-  }
+      for (int64_t i = 0; i < rows.run; i += kLanes)
+        scaled(token, rows.first + rows.distance * run + i, min(kLanes, rows.run - i),
+               I32x16::load(sums + kTaskRows * token + rows.run * run + i));
 }
 
 #if defined(__AMX_INT8__)
@@ -70,24 +66,23 @@ struct Group {
 // The rows of codes of some groups, and packed for AMX those of groups that are multiplied by it.
 class GroupedTokens {
  public:
-  // spread: 1 if groups begin at multiples of sixteen rows, 2 if they begin anywhere: more than eight rows are at most
-  // twice as many when they are rounded up to sixteen.
-  GroupedTokens(int64_t rows, int64_t pitch, int64_t spread)
-      : pitch_(pitch),
+  // Row i of the groups is row row_of(i) of codes. spread: 1 if groups begin at multiples of sixteen rows, 2 if they
+  // begin anywhere: more than eight rows are at most twice as many when they are rounded up to sixteen.
+  template <class RowOf>
+  GroupedTokens(const Codes& codes, const Group* groups, int64_t count, int64_t spread, const RowOf& row_of)
+      : pitch_(codes.pitch),
         spread_(spread),
-        rows_(rows),
-        sums_(rows),
-        scales_(rows),
-        tiles_(kVectorTokens < kGroupTokens ? spread * round_up(rows, kTile) * pitch : 0) {}
-
-  // Row `index` is row `row` of codes.
-  void set(int64_t index, const Codes& codes, int64_t row) {
-    rows_[index] = codes.row(row);
-    sums_[index] = codes.sums[row];
-    scales_[index] = codes.scales[row];
-  }
-
-  void pack(const Group* groups, int64_t count) {
+        size_(groups[count - 1].begin + groups[count - 1].count),
+        rows_(size_),
+        sums_(size_),
+        scales_(size_),
+        tiles_(kVectorTokens < kGroupTokens ? spread * round_up(size_, kTile) * pitch_ : 0) {
+    for (int64_t i = 0; i < size_; ++i) {
+      const int64_t row = row_of(i);
+      rows_[i] = codes.row(row);
+      sums_[i] = codes.sums[row];
+      scales_[i] = codes.scales[row];
+    }
     constexpr int64_t kTiles = kGroupTokens / kTile;  // of a group
     parallel_for(count * kTiles, 1, [&](int64_t first, int64_t last, int) {
       for (int64_t tile = first; tile < last; ++tile) {
@@ -107,7 +102,7 @@ class GroupedTokens {
  private:
   int8_t* tiles(const Group& group, int64_t token) const { return tiles_ + pitch_ * (spread_ * group.begin + token); }
 
-  int64_t pitch_, spread_;
+  int64_t pitch_, spread_, size_;
   Buffer<const int8_t*> rows_;
   Buffer<int32_t> sums_;
   Buffer<float> scales_;

@@ -72,17 +72,11 @@ GLM5_INLINE void for_each_step(const uint8_t* const* lines, int64_t k, int64_t a
   step(ends, 0, column);
 }
 
-// Where the sums of a tile go: those of token t and line l begin at base[token_pitch * t + line_pitch * l].
-template <class Total>
-struct TileSums {
-  Total* base;
-  int64_t token_pitch, line_pitch;
-};
-
-// sums <- kTokens rows of codes times kCount lines of weights of k columns.
+// sums <- kTokens rows of codes times kCount lines of weights of k columns: those of token t and line l begin at
+// sums[kTaskRows * t + line_pitch * l].
 template <class Dot, int kTokens, int kCount>
-void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
-          const TileSums<typename Dot::Total>& sums) {
+void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, typename Dot::Total* sums,
+          int64_t line_pitch) {
   constexpr int kRows = kCount * Dot::kRows;
   typename Dot::Sums total[kTokens][kRows];
 #pragma GCC unroll 4
@@ -114,10 +108,9 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
     typename Dot::Total flat[4 * kFours];
 #pragma GCC unroll 8
     for (int r = 0; r < 4 * kFours; ++r) rows[r] = r < kRows ? total[t][r] : Dot::no_sums();
-#pragma GCC unroll 2
-    for (int four = 0; four < kFours; ++four) sum_natives<4>(rows + 4 * four, flat + 4 * four);
+    sum_natives<4 * kFours>(rows, flat);
     for (int l = 0; l < kCount; ++l)
-      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
+      std::memcpy(sums + kTaskRows * t + line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
   }
 }
 
@@ -134,8 +127,8 @@ GLM5_INLINE Ints add_two_by_two(Ints sums, Ints t0, Ints t1, Ints r0, Ints r1) {
 
 // The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
 template <class Dot, int kTokens, int kCount>
-void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
-                 const TileSums<int32_t>& sums) {
+void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, int32_t* sums,
+                 int64_t line_pitch) {
   static_assert(kCount * Dot::kRows == 4);
   constexpr int kPairs = (kTokens + 1) / 2;
   Ints total[kPairs][2];
@@ -159,7 +152,7 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k,
     vst1q_s32(flat + 4, total[t / 2][1]);
     const int32_t rows[4] = {flat[t % 2 * 2], flat[t % 2 * 2 + 1], flat[t % 2 * 2 + 4], flat[t % 2 * 2 + 5]};
     for (int l = 0; l < kCount; ++l)
-      std::memcpy(sums.base + sums.token_pitch * t + sums.line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
+      std::memcpy(sums + kTaskRows * t + line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
   }
 }
 #endif
@@ -167,7 +160,7 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k,
 // The same for all four lines of a tile, as many at a time as the registers hold sums of.
 template <class Dot, int kTokens>
 void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
-                const TileSums<typename Dot::Total>& sums) {
+                typename Dot::Total* sums, int64_t line_pitch) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   constexpr bool kMatrix = kTokens > 1 && std::is_same_v<typename Dot::Total, int32_t>;
 #else
@@ -176,13 +169,13 @@ void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, 
   constexpr int kFit = kMatrix ? 4 / Dot::kRows : kSums / (kTokens * Dot::kRows);
   constexpr int kCount = kFit >= kLines ? kLines : kFit >= 2 ? 2 : 1;
   for (int l = 0; l < kLines; l += kCount) {
-    const TileSums<typename Dot::Total> some{sums.base + sums.line_pitch * l, sums.token_pitch, sums.line_pitch};
+    typename Dot::Total* const some = sums + line_pitch * l;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     if constexpr (kMatrix)
-      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some, line_pitch);
     else
 #endif
-      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some);
+      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some, line_pitch);
   }
 }
 
@@ -200,8 +193,8 @@ void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, co
       for (int64_t token = start; token < stop; token += kLines) {
         constexpr decltype(&whole_tile<Dot, 1>) kTiles[] = {whole_tile<Dot, 1>, whole_tile<Dot, 2>, whole_tile<Dot, 3>,
                                                             whole_tile<Dot, 4>};
-        kTiles[min(stop - token, kLines) - 1](x + token, lines, block.k, ahead,
-                                              {sums + kTaskRows * token + row, kTaskRows, rows.width});
+        kTiles[min(stop - token, kLines) - 1](x + token, lines, block.k, ahead, sums + kTaskRows * token + row,
+                                              rows.width);
       }
     }
   }

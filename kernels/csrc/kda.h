@@ -24,13 +24,15 @@ constexpr int64_t kKdaTokens = 16;
 // A head's next tokens: queries, keys and decays [tokens, D], values and outputs [tokens, V]. And a state that is in no
 // slot: its columns in blocks [D, 32], the last one may be [D, 16].
 struct KdaScratch {
-  float *q, *k, *decay, *reader, *v, *out, *state;
-
-  KdaScratch(Arena& arena, int64_t keys, int64_t values) {
-    for (float** rows : {&q, &k, &decay, &reader}) *rows = arena.take<float>(kKdaTokens * keys);
-    for (float** rows : {&v, &out}) *rows = arena.take<float>(kKdaTokens * values);
-    state = arena.take<float>(keys * values);
-  }
+  Arena arena;
+  int64_t keys, values;
+  float* q = arena.take<float>(kKdaTokens * keys);
+  float* k = arena.take<float>(kKdaTokens * keys);
+  float* decay = arena.take<float>(kKdaTokens * keys);
+  float* reader = arena.take<float>(kKdaTokens * keys);  // decayed keys
+  float* v = arena.take<float>(kKdaTokens * values);
+  float* out = arena.take<float>(kKdaTokens * values);
+  float* state = arena.take<float>(keys * values);
 };
 
 // x [dims] <- x / sqrt(sum(x^2) + 1e-6) * scale.
@@ -131,13 +133,12 @@ inline void kda_head(const Kda& op, int64_t sequence, int64_t head, const KdaScr
     if (column < op.values) kda_tokens<1>(op, first, count, head, slot, column, mine);
     slot = op.state_slots[first + count - 1];
     for (int64_t t = 0; t < count; ++t)
-      store_row(mine.out + t * op.values, op.out.dtype, op.values, writable_row_at(op.out, first + t, head));
+      store_row(mine.out + t * op.values, op.out.dtype, op.values, row_at(op.out, first + t, head));
   }
 }
 
 inline void kda(const Kda& op) {
-  const auto make = [&](Arena& arena) { return KdaScratch(arena, op.keys, op.values); };
-  const PerThread scratch(make);
+  const PerThread<KdaScratch> scratch(op.keys, op.values);
   const int64_t state_bytes = 8 * op.keys * op.values;  // read and written
   parallel_for(op.sequences * op.heads, kLeastBytes / state_bytes, [&](int64_t first, int64_t last, int thread) {
     for (int64_t task = first; task < last; ++task) kda_head(op, task / op.heads, task % op.heads, scratch[thread]);

@@ -51,22 +51,24 @@ struct IndexerScratch {
   static constexpr int64_t kTokens = 64;        // query tokens of a task, at most
   static constexpr int64_t kKeys = 2 * kLanes;  // keys that are found together
 
-  float* query;     // [tokens, lanes / step, words, step], a lane for each head: `lay_out_heads`
-  float* weights;   // [tokens, lanes], 0 in lanes without a head
-  float* mask;      // [lanes], all bits of lanes with a head
-  float* keys;      // [kKeys, words], keys that are not read in place
-  float* zeros;     // [words], the key of a missing block
-  float* products;  // of AMX: [lanes / 32, 32, 32]
-
   static int64_t lanes(const Indexer& op) { return round_up(op.heads, 2 * kLanes); }
-  IndexerScratch(Arena& arena, const Indexer& op, int64_t tokens)
-      : query(arena.take<float>(tokens * lanes(op) * words(op))),
-        weights(arena.take<float>(tokens * lanes(op))),
-        mask(arena.take<float>(lanes(op))),
-        keys(arena.take<float>(kKeys * words(op))),
-        zeros(arena.take<float>(words(op))),
-        products(arena.take<float>(lanes(op) * 2 * kLanes)) {}
+
+  Arena arena;
+  const Indexer& op;
+  int64_t tokens;
+  // [tokens, lanes / step, words, step], a lane for each head: `lay_out_heads`
+  float* query = arena.take<float>(tokens * lanes(op) * words(op));
+  float* weights = arena.take<float>(tokens * lanes(op));       // [tokens, lanes], 0 in lanes without a head
+  float* mask = arena.take<float>(lanes(op));                   // [lanes], all bits of lanes with a head
+  float* keys = arena.take<float>(kKeys * words(op));           // [kKeys, words], keys that are not read in place
+  float* zeros = arena.take<float>(words(op));                  // [words], the key of a missing block
+  float* products = arena.take<float>(lanes(op) * 2 * kLanes);  // of AMX: [lanes / 32, 32, 32]
 };
+
+// out [dims] <- int8 as bf16, whole vectors.
+inline void int8_as_bf16(const char* row, int64_t dims, void* out) {
+  for (int64_t i = 0; i < dims; i += kLanes) Bf16::store(out, i, Int8::load(row, i));
+}
 
 // scratch.query <- the query's rows with a lane for each head, `step` heads side by side; weights and mask likewise.
 //
@@ -85,8 +87,8 @@ inline void lay_out_heads(const Indexer& op, const IndexerTask& task, int64_t st
       for (int lane = 0; lane < kLanes; ++lane) rows[lane] = row_at(op.q, token, min(first + lane, op.heads - 1));
       if (by_pairs(op) && op.q.dtype == kInt8)
         for (int lane = 0; lane < kLanes; ++lane) {
-          uint16_t* const row = reinterpret_cast<uint16_t*>(scratch.keys + lane * width);
-          for (int64_t i = 0; i < op.dims; i += kLanes) store_bf16(row + i, Int8::load(rows[lane], i));
+          float* const row = scratch.keys + lane * width;
+          int8_as_bf16(rows[lane], op.dims, row);
           rows[lane] = reinterpret_cast<const char*>(row);
         }
       float* const target = scratch.query + (first_lane + first / step * step) * width + first % step;
@@ -121,21 +123,15 @@ struct FoundKeys {
         offset = 0;
       }
     }
-    if (copies_keys(op)) copy(op, count, scratch.keys);
-    fill(rows + count, kKeys - count, rows[count - 1]);
-  }
-
- private:
-  void copy(const Indexer& op, int64_t count, float* copies) {
-    for (int64_t i = 0; i < count; ++i) {
-      float* const row = copies + i * words(op);
+    for (int64_t i = 0; i < count && copies_keys(op); ++i) {
+      float* const row = scratch.keys + i * words(op);
       if (by_pairs(op))
-        for (int64_t d = 0; d < op.dims; d += kLanes)
-          store_bf16(reinterpret_cast<uint16_t*>(row) + d, Int8::load(rows[i], d));
+        int8_as_bf16(rows[i], op.dims, row);
       else
         load_row(rows[i], op.k_cache.dtype, op.dims, row);
       rows[i] = reinterpret_cast<const char*>(row);
     }
+    fill(rows + count, kKeys - count, rows[count - 1]);
   }
 };
 

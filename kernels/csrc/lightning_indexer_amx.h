@@ -1,7 +1,7 @@
 // Scores of the Lightning Indexer by AMX: 32 keys by 32 heads at a time, keys in place in the cache.
 #pragma once
-#include "amx_bf16.h"
 #include "lightning_indexer.h"
+#include "simd/amx.h"
 
 namespace glm5::GLM5_SET {
 #if defined(__AMX_BF16__)

@@ -39,8 +39,7 @@ inline void score_columns(const Indexer& op, const IndexerTask& task, int64_t st
 // All threads score parts of the keys of all tasks, then select for their tokens.
 inline void run_batch(const Indexer& op, const IndexerBatch& batch) {
   constexpr int64_t kPart = 4096;  // keys
-  const auto make = [&](Arena& arena) { return IndexerScratch(arena, op, batch.most_tokens); };
-  const PerThread scratch(make);
+  const PerThread<IndexerScratch> scratch(op, batch.most_tokens);
   const Buffer<float> scores(batch.scores);
   const Buffer<uint32_t> selections(2 * batch.longest * max_threads());
   const int64_t parts = ceil_div(batch.longest, kPart);

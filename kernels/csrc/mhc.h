@@ -21,11 +21,11 @@ inline int64_t maps_of(const Mhc& op) { return op.n * (op.n + 2); }
 
 // Columns column .. column + count of a token's streams joined with the half's output. scratch [n + 1, count]
 inline void join_columns(const Mhc& op, int64_t token, int64_t column, int64_t count, float* scratch) {
-  const auto load = [&](const Rows& rows, int64_t a, int64_t b, int64_t number) {
-    load_row(row_at(rows, a, b) + column * element_bytes(rows.dtype), rows.dtype, count, scratch + number * count);
-  };
-  for (int64_t stream = 0; stream < op.n; ++stream) load(op.streams, token, stream, stream);
-  load(op.output, 0, token, op.n);
+  for (int64_t row = 0; row <= op.n; ++row) {
+    const Rows& rows = row < op.n ? op.streams : op.output;
+    const char* const source = row < op.n ? row_at(rows, token, row) : row_at(rows, 0, token);
+    load_row(source + column * element_bytes(rows.dtype), rows.dtype, count, scratch + row * count);
+  }
   for (int64_t target = 0; target < op.n; ++target) {
     float* const total = op.total + (token * op.n + target) * op.dim + column;
     const F32x16 post = F32x16::broadcast(op.post[token * op.n + target]);
@@ -148,7 +148,7 @@ inline void read_streams(const Mhc& op, int64_t token, const float* reading, flo
   with_floats(op.weight.dtype, [&](auto element) {
     using Element = decltype(element);
     for (int64_t i = 0; i < op.dim; i += kLanes)
-      Element::store(writable_row_at(op.input, 0, token), i,
+      Element::store(row_at(op.input, 0, token), i,
                      F32x16::load(mixed + i) * factor * Element::load(op.weight.base, i));
   });
 }
@@ -157,15 +157,15 @@ inline void mhc(const Mhc& op) {
   const int64_t blocks = ceil_div(op.dim, kStreamColumns), runs = ceil_div(op.tokens, kStreamTokens),
                 sums_of_token = blocks * (maps_of(op) + 1), block_bytes = 4 * maps_of(op) * op.n * kStreamColumns;
   const Buffer<float> sums(op.tokens * sums_of_token);
-  const auto make = [&](Arena& arena) { return arena.take<float>(max((op.n + 1) * kStreamColumns, op.dim)); };
-  const PerThread scratch(make);
+  const int64_t size = max((op.n + 1) * kStreamColumns, op.dim);
+  const Buffer<float> scratch(size * max_threads());
   parallel_for(blocks * runs, kLeastBytes / block_bytes, [&](int64_t first, int64_t last, int thread) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t block = task % blocks, column = block * kStreamColumns, begin = task / blocks * kStreamTokens,
                     count = min(kStreamColumns, op.dim - column);
       const int64_t end = min(begin + kStreamTokens, op.tokens);
       for (int64_t token = begin; op.comb && token < end; ++token)
-        join_columns(op, token, column, count, scratch[thread]);
+        join_columns(op, token, column, count, scratch + size * thread);
       map_columns(op, begin, end, column, count, sums + begin * sums_of_token + block * (maps_of(op) + 1),
                   sums_of_token);
     }
@@ -174,7 +174,7 @@ inline void mhc(const Mhc& op) {
     for (int64_t token = first; token < last; ++token) {
       float reading[kMostStreams];
       stream_weights(op, token, sums + token * sums_of_token, blocks, reading);
-      read_streams(op, token, reading, scratch[thread]);
+      read_streams(op, token, reading, scratch + size * thread);
     }
   });
 }

@@ -82,21 +82,19 @@ class Buffer {
   T* data_;
 };
 
-// The code of a call, which fails where its scratch cannot be allocated.
-template <class Body>
-int guarded(const Body& body) {
+// The code of an op's call, which fails where its scratch cannot be allocated.
+template <class Operands>
+int guarded(void (*op)(const Operands&), const Operands& given) {
   try {
-    body();
+    op(given);
     return kDone;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }
 }
 // Exports an op, a function of its operands.
-#define GLM5_EXPORT(op, Operands)                          \
-  GLM5_EXPORTED int GLM5_NAME(op)(const Operands* given) { \
-    return guarded([&] { op(*given); });                   \
-  }
+#define GLM5_EXPORT(op, Operands) \
+  GLM5_EXPORTED int GLM5_NAME(op)(const Operands* given) { return guarded(op, *given); }
 
 template <class T>
 void fill(T* array, int64_t count, T value) {
@@ -119,25 +117,24 @@ class Arena {
   char *start_, *next_;
 };
 
-// What `make(arena)` takes from an arena, once for each thread of an op.
-template <class Make>
+// A Scratch{arena, arguments...} for each thread of an op; its first field is its arena.
+template <class Scratch>
 class PerThread {
  public:
-  explicit PerThread(const Make& make) : make_(make), bytes_(bytes_of(make)), memory_(bytes_ * max_threads()) {}
-  auto operator[](int thread) const {
-    Arena arena(memory_ + bytes_ * thread);
-    return make_(arena);
+  template <class... Arguments>
+  explicit PerThread(const Arguments&... arguments)
+      : bytes_(Scratch{Arena(nullptr), arguments...}.arena.bytes()),
+        memory_(bytes_ * max_threads()),
+        scratch_(max_threads()) {
+    for (int thread = 0; thread < max_threads(); ++thread)
+      new (scratch_ + thread) Scratch{Arena(memory_ + bytes_ * thread), arguments...};
   }
+  Scratch operator[](int thread) const { return scratch_[thread]; }  // a copy: its addresses stay in registers
 
  private:
-  static int64_t bytes_of(const Make& make) {
-    Arena arena(nullptr);
-    make(arena);
-    return arena.bytes();
-  }
-  const Make& make_;
   int64_t bytes_;
   Buffer<char> memory_;
+  Buffer<Scratch> scratch_;
 };
 
 }  // namespace glm5::GLM5_SET

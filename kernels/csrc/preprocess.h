@@ -52,36 +52,31 @@ inline void layer_norm(float* x, int64_t dim, const float* weight, const float* 
 
 // A row [columns] to its slot of a paged cache.
 inline void store_in_slot(const float* row, int64_t columns, const Rows& cache, int64_t slot, int64_t block_size) {
-  store_row(row, cache.dtype, columns, writable_row_at(cache, slot / block_size, slot % block_size));
+  store_row(row, cache.dtype, columns, row_at(cache, slot / block_size, slot % block_size));
 }
 
 constexpr int64_t kPreprocessed = 32;  // tokens of a task
 
 inline void mla_latents(const MlaLatents& op) {
-  const int64_t rope = 2 * op.angles.pairs, columns = op.q_lora + op.rank + rope;
-  struct Scratch {
-    float *row, *gamma, *angles;
-  };
-  const auto make = [&](Arena& arena) {
-    return Scratch{arena.take<float>(columns), arena.take<float>(op.q_lora + op.rank), arena.take<float>(rope)};
-  };
-  const PerThread scratch(make);
+  const int64_t rope = 2 * op.angles.pairs, columns = op.q_lora + op.rank + rope, size = 2 * columns;
+  const float eps = static_cast<float>(op.eps);
+  const Buffer<float> scratch(size * max_threads());
   parallel_for(op.tokens, kPreprocessed, [&](int64_t first, int64_t last, int thread) {
-    const Scratch mine = scratch[thread];
-    float *const latent = mine.row + op.q_lora, *const rotated = latent + op.rank,
-                 *const kv_gamma = mine.gamma + op.q_lora;
-    load_row(op.q_gamma.base, op.q_gamma.dtype, op.q_lora, mine.gamma);
+    float *const row = scratch + size * thread, *const latent = row + op.q_lora, *const rotated = latent + op.rank,
+                 *const q_gamma = row + columns, *const kv_gamma = q_gamma + op.q_lora,
+                 *const angles = kv_gamma + op.rank;
+    load_row(op.q_gamma.base, op.q_gamma.dtype, op.q_lora, q_gamma);
     load_row(op.kv_gamma.base, op.kv_gamma.dtype, op.rank, kv_gamma);
     for (int64_t token = first; token < last; ++token) {
-      load_row(row_at(op.y, 0, token), op.y.dtype, columns, mine.row);
-      norm_row(mine.row, op.q_lora, mine.gamma, static_cast<float>(op.eps));
-      store_row(mine.row, kFp32, op.q_lora, writable_row_at(op.q_c, 0, token));
-      store_row(mine.row, op.y.dtype, op.q_lora, writable_row_at(op.rounded_q_c, 0, token));
+      load_row(row_at(op.y, 0, token), op.y.dtype, columns, row);
+      norm_row(row, op.q_lora, q_gamma, eps);
+      store_row(row, kFp32, op.q_lora, row_at(op.q_c, 0, token));
+      store_row(row, op.y.dtype, op.q_lora, row_at(op.rounded_q_c, 0, token));
       const int64_t slot = op.slots[token];
       if (slot < 0) continue;
-      norm_row(latent, op.rank, kv_gamma, static_cast<float>(op.eps));
-      load_angles(op.angles, token, mine.angles);
-      rotate(rotated, mine.angles, op.angles.pairs, true);
+      norm_row(latent, op.rank, kv_gamma, eps);
+      load_angles(op.angles, token, angles);
+      rotate(rotated, angles, op.angles.pairs, true);
       store_in_slot(latent, op.rank, op.ckv_cache, slot, op.block_size);
       store_in_slot(rotated, rope, op.kpe_cache, slot, op.block_size);
     }
@@ -98,36 +93,30 @@ inline void rotate_queries(const RotateQueries& op) {
       for (int64_t head = 0; head < op.heads; ++head) {
         load_row(row_at(op.q, token, head), op.q.dtype, op.dim, row);
         rotate(row, angles, op.angles.pairs, op.interleaved);
-        store_row(row, op.out.dtype, op.dim, writable_row_at(op.out, token, head));
+        store_row(row, op.out.dtype, op.dim, row_at(op.out, token, head));
       }
     }
   });
 }
 
 inline void indexer_preprocess(const IndexerPreprocess& op) {
-  rotate_queries(op.queries);
   const RotateQueries& queries = op.queries;
-  struct Scratch {
-    float *row, *weight, *bias, *angles;
-  };
-  const int64_t dim = queries.dim, pairs = queries.angles.pairs;
-  const auto make = [&](Arena& arena) {
-    return Scratch{arena.take<float>(dim), arena.take<float>(dim), arena.take<float>(dim),
-                   arena.take<float>(2 * pairs)};
-  };
-  const PerThread scratch(make);
+  rotate_queries(queries);
+  const int64_t dim = queries.dim, pairs = queries.angles.pairs, size = round_up(3 * dim + 2 * pairs, kLanes);
+  const Buffer<float> scratch(size * max_threads());
   parallel_for(queries.tokens, kPreprocessed, [&](int64_t first, int64_t last, int thread) {
-    const Scratch mine = scratch[thread];
-    load_row(op.weight.base, op.weight.dtype, dim, mine.weight);
-    load_row(op.bias.base, op.bias.dtype, dim, mine.bias);
+    float *const row = scratch + size * thread, *const weight = row + dim, *const bias = weight + dim,
+                 *const angles = bias + dim;
+    load_row(op.weight.base, op.weight.dtype, dim, weight);
+    load_row(op.bias.base, op.bias.dtype, dim, bias);
     for (int64_t token = first; token < last; ++token) {
       const int64_t slot = op.slots[token];
       if (slot < 0) continue;
-      load_row(row_at(op.k, 0, token), op.k.dtype, dim, mine.row);
-      layer_norm(mine.row, dim, mine.weight, mine.bias, static_cast<float>(op.eps));
-      load_angles(queries.angles, token, mine.angles);
-      rotate(mine.row, mine.angles, pairs, queries.interleaved);
-      store_in_slot(mine.row, dim, op.k_cache, slot, op.block_size);
+      load_row(row_at(op.k, 0, token), op.k.dtype, dim, row);
+      layer_norm(row, dim, weight, bias, static_cast<float>(op.eps));
+      load_angles(queries.angles, token, angles);
+      rotate(row, angles, pairs, queries.interleaved);
+      store_in_slot(row, dim, op.k_cache, slot, op.block_size);
     }
   });
 }

@@ -1,4 +1,4 @@
-// Rows of fp32 or bf16 to int8 codes and a scale, and exact integer sums back to floats: the bits of glm5_kernels.int8.
+// Rows of fp32 or bf16 to int8 codes and a scale: the bits of glm5_kernels.int8.
 #pragma once
 #include "int8_tiles.h"
 #include "rows.h"
@@ -21,22 +21,6 @@ struct Codes {
 struct StaticScale {
   float scale, offset;
 };
-
-// The largest |x| of a row; NaN if an element is NaN. Bits of positive floats are in the order of their values.
-template <class Element>
-GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
-  I32x16 peak{};
-  const auto add = [&](F32x16 value) GLM5_INLINED {
-    GLM5_EACH(i) {
-      const Ints bits = (Ints)value.v[i] & 0x7fffffff;
-      peak.v[i] = bits > peak.v[i] ? bits : peak.v[i];
-    }
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes) add(Element::load(x, i));
-  if (i < k) add(load_columns<Element>(x, i, k - i));
-  return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
-}
 
 // codes [round_up(k, kStep)] <- round(x / scale + offset), ties to even, saturating, 0 for NaN; returns their sum.
 template <class Element>
@@ -89,22 +73,6 @@ inline void quantize_rows(const Rows& x, int64_t k, const StaticScale* given, co
         quantize_row<decltype(element)>(row_at(x, 0, token), k, given, out, token);
     });
   });
-}
-
-// How the sums of a row of codes become floats: (sums + start + bias) * factor * scales; bias may be null. bias and
-// scales are those of column 0.
-struct Scaling {
-  int32_t start;
-  float factor;
-  const int32_t* bias;
-  const float* scales;
-};
-
-// `count` columns from `column` on, at most sixteen.
-GLM5_INLINE F32x16 scaled(I32x16 sums, const Scaling& by, int64_t column, int64_t count) {
-  GLM5_EACH(i) sums.v[i] += by.start;
-  if (by.bias) sums += __builtin_bit_cast(I32x16, load_columns<Fp32>(by.bias, column, count));
-  return to_float(sums) * F32x16::broadcast(by.factor) * load_columns<Fp32>(by.scales, column, count);
 }
 
 }  // namespace glm5::GLM5_SET

@@ -14,7 +14,7 @@ GLM5_INLINE float rms_factor(F32x16 squares, int64_t columns, float eps) {
 template <class Element>
 void rms_norm_row(const RmsNorm& op, int64_t token, float* sum) {
   const char *const x = row_at(op.x, 0, token), *const residual = row_at(op.residual, 0, token);
-  char *const out = writable_row_at(op.out, 0, token), *const total = writable_row_at(op.total, 0, token);
+  char *const out = row_at(op.out, 0, token), *const total = row_at(op.total, 0, token);
   const int64_t columns = op.columns;
   F32x16 squares = F32x16::zero();
   for (int64_t i = 0; i < columns; i += kLanes) {

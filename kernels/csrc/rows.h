@@ -49,6 +49,28 @@ GLM5_INLINE void store_columns(void* row, int64_t column, int64_t count, F32x16 
                    static_cast<size_t>(Element::kBytes * count));
 }
 
+// The largest |x| of a row [k], of which columns(i, count) gives up to sixteen elements; NaN if an element is NaN. Bits
+// of positive floats are in the order of their values.
+template <class Columns>
+GLM5_INLINE float largest_magnitude(int64_t k, const Columns& columns) {
+  I32x16 peak{};
+  const auto add = [&](F32x16 value) GLM5_INLINED {
+    GLM5_EACH(i) {
+      const Ints bits = (Ints)value.v[i] & 0x7fffffff;
+      peak.v[i] = bits > peak.v[i] ? bits : peak.v[i];
+    }
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= k; i += kLanes) add(columns(i, kLanes));
+  if (i < k) add(columns(i, k - i));
+  return reduce(__builtin_bit_cast(F32x16, peak), [](float a, float b) { return a != a || a > b ? a : b; });
+}
+template <class Element>
+GLM5_INLINE float largest_magnitude(const void* x, int64_t k) {
+  return largest_magnitude(k,
+                           [&](int64_t i, int64_t count) GLM5_INLINED { return load_columns<Element>(x, i, count); });
+}
+
 // work(Fp32{}) or work(Bf16{}), as dtype says.
 template <class Work>
 void with_floats(int64_t dtype, const Work& work) {
@@ -72,11 +94,8 @@ GLM5_INLINE void with_elements(int64_t dtype, const Work& work) {
 GLM5_INLINE int64_t element_bytes(int64_t dtype) { return dtype == kFp32 ? 4 : dtype == kBf16 ? 2 : 1; }
 
 // The address of row (a, b).
-GLM5_INLINE const char* row_at(const Rows& rows, int64_t a, int64_t b) {
-  return static_cast<const char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
-}
-GLM5_INLINE char* writable_row_at(const Rows& rows, int64_t a, int64_t b) {
-  return const_cast<char*>(row_at(rows, a, b));
+GLM5_INLINE char* row_at(const Rows& rows, int64_t a, int64_t b) {
+  return static_cast<char*>(rows.base) + (a * rows.block_pitch + b * rows.row_pitch) * element_bytes(rows.dtype);
 }
 
 // out fp32 [dims] <- a row of dtype; dims is a multiple of 16.
@@ -99,18 +118,16 @@ GLM5_INLINE void prefetch(const void* address, int64_t bytes) {
 
 // out fp32 [dims, 16], `pitch` fp32 from row to row, <- sixteen rows [dims] transposed, each `skipped` bytes after its
 // address; dims is a multiple of 16. Pairs of bf16 move like an fp32.
-template <class Element>
-inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, float* out, int64_t pitch) {
-  for (int64_t i = 0; i < dims; i += kLanes) {
-    F32x16 x[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) x[lane] = Element::load(rows[lane] + skipped, i);
-    transpose(x);
-    for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
-  }
-}
 inline void transpose_rows(const char* const* rows, int64_t skipped, int64_t dims, int64_t dtype, float* out,
                            int64_t pitch) {
-  with_elements(dtype, [&](auto element) { transpose_rows<decltype(element)>(rows, skipped, dims, out, pitch); });
+  with_elements(dtype, [&](auto element) {
+    for (int64_t i = 0; i < dims; i += kLanes) {
+      F32x16 x[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) x[lane] = decltype(element)::load(rows[lane] + skipped, i);
+      transpose(x);
+      for (int lane = 0; lane < kLanes; ++lane) x[lane].store(out + (i + lane) * pitch);
+    }
+  });
 }
 
 }  // namespace glm5::GLM5_SET

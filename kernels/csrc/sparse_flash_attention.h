@@ -49,20 +49,15 @@ struct HeadGroups {
 
 // The addresses of a token's selected rows, and the sums of its heads so far.
 struct AttentionSums {
-  int64_t heads, pitch;          // heads with padding; of a row of mixed
-  float* mixed;                  // [heads, pitch], the weighted sum of values
-  float *peak, *total, *factor;  // [heads], of the softmax
-  const char **ckv, **kpe;       // [topk + kPanelColumns]
-
-  AttentionSums(Arena& arena, const Attention& op, int64_t heads, int64_t pitch)
-      : heads(heads),
-        pitch(pitch),
-        mixed(arena.take<float>(heads * pitch)),
-        peak(arena.take<float>(heads)),
-        total(arena.take<float>(heads)),
-        factor(arena.take<float>(heads)),
-        ckv(arena.take<const char*>(op.topk + kPanelColumns)),
-        kpe(arena.take<const char*>(op.topk + kPanelColumns)) {}
+  Arena arena;
+  const Attention& op;
+  int64_t heads, pitch;                             // heads with padding; of a row of mixed
+  float* mixed = arena.take<float>(heads * pitch);  // [heads, pitch], the weighted sum of values
+  float* peak = arena.take<float>(heads);           // [heads], of the softmax
+  float* total = arena.take<float>(heads);
+  float* factor = arena.take<float>(heads);
+  const char** ckv = arena.take<const char*>(op.topk + kPanelColumns);
+  const char** kpe = arena.take<const char*>(op.topk + kPanelColumns);
 
   void clear() const {
     fill(peak, heads, -kInfinity);
@@ -94,7 +89,7 @@ inline int64_t select_rows(const Attention& op, int64_t token, const AttentionSu
 
 // Prefetches the selected rows start..stop.
 inline void prefetch_rows(const Attention& op, int64_t start, int64_t stop, const AttentionSums& sums) {
-  const int64_t size = op.ckv_cache.dtype == kFp32 ? 4 : op.ckv_cache.dtype == kBf16 ? 2 : 1;
+  const int64_t size = element_bytes(op.ckv_cache.dtype);
   for (int64_t key = start; key < stop; ++key) {
     prefetch(sums.ckv[key], op.rank * size);
     prefetch(sums.kpe[key], op.rope * (packed(op) ? 2 : size));
@@ -120,7 +115,7 @@ inline void store_sums(const Attention& op, const AttentionTask& task, int64_t c
     const F32x16 total = F32x16::broadcast(sums.total[head]);
     for (int64_t i = 0; i < op.rank; i += kLanes)
       (count ? F32x16::load(row + i) / total : F32x16::zero()).store(row + i);
-    store_row(row, op.out.dtype, op.rank, writable_row_at(op.out, task.token, task.first_head + head));
+    store_row(row, op.out.dtype, op.rank, row_at(op.out, task.token, task.first_head + head));
     op.lse[task.token * op.heads + task.first_head + head] =
         count ? sums.peak[head] + logf(sums.total[head]) : kInfinity;
   }
@@ -131,8 +126,7 @@ inline void store_sums(const Attention& op, const AttentionTask& task, int64_t c
 template <class Tile>
 void attend(const Attention& op) {
   const HeadGroups groups(op, Tile::kUnit);
-  const auto make = [&](Arena& arena) { return Tile(arena, op, groups.heads); };
-  const PerThread tiles(make);
+  const PerThread<Tile> tiles(op, groups.heads);
   parallel_for(op.tokens * groups.per_token, 1, [&](int64_t first, int64_t last, int thread) {
     const Tile tile = tiles[thread];
     [[maybe_unused]] const Tiles registers;

@@ -7,7 +7,6 @@
 // Probabilities that are not rounded are the sums of two bf16. The next tile's rows are not prefetched: on Sapphire
 // Rapids that took a tenth longer, in decode and prefill.
 #pragma once
-#include "amx_bf16.h"
 #include "sparse_flash_attention_vectors.h"
 
 namespace glm5::GLM5_SET {
@@ -25,23 +24,17 @@ struct AmxTile : AttentionSums {
   static constexpr int64_t kUnit = kSide;  // heads of a task
   static constexpr int64_t kKeys = 128;    // the more, the fewer times sums are loaded and stored; all fits an L2 cache
 
-  int64_t dims;
-  float* query;        // [H / 16, D / 2, 16] pairs
-  uint16_t* keys;      // [kKeys, D]
-  float* pairs;        // [kKeys / 2, R + 16], the columns of two keys
-  float* scores;       // [kKeys, H], then probabilities as pairs, their rounding errors in every other row
-  float* probs;        // [H, 2, kKeys / 2] pairs, the same transposed
-  uint16_t* unpacked;  // [2, R], of two packed rows
+  int64_t dims = op.rank + op.rope;
+  float* query = arena.take<float>(heads * dims / 2);   // [H / 16, D / 2, 16] pairs
+  uint16_t* keys = arena.take<uint16_t>(kKeys * dims);  // [kKeys, D]
+  float* pairs = arena.take<float>(kKeys / 2 * pitch);  // [kKeys / 2, R + 16], the columns of two keys
+  float* scores =
+      arena.take<float>(kKeys * heads);             // [kKeys, H], then probabilities as pairs, their errors in odd rows
+  float* probs = arena.take<float>(kKeys * heads);  // [H, 2, kKeys / 2] pairs, the same transposed
+  uint16_t* unpacked = arena.take<uint16_t>(2 * op.rank);  // [2, R], of two packed rows
 
-  AmxTile(Arena& arena, const Attention& op, int64_t task_heads)
-      : AttentionSums(arena, op, round_up(task_heads, kSide), op.rank + kLanes),
-        dims(op.rank + op.rope),
-        query(arena.take<float>(heads * dims / 2)),
-        keys(arena.take<uint16_t>(kKeys * dims)),
-        pairs(arena.take<float>(kKeys / 2 * pitch)),
-        scores(arena.take<float>(kKeys * heads)),
-        probs(arena.take<float>(kKeys * heads)),
-        unpacked(arena.take<uint16_t>(2 * op.rank)) {}
+  AmxTile(Arena arena, const Attention& op, int64_t task_heads)
+      : AttentionSums{arena, op, round_up(task_heads, kSide), op.rank + kLanes} {}
 };
 
 // tile.query <- both parts of the query, transposed; the last head is repeated up to whole sides.

@@ -24,24 +24,18 @@ struct VectorTile : AttentionSums {
   // Words of the queries that multiply a tile at a time: with kPanelColumns keys 16 KiB.
   static constexpr int64_t kDepth = 128;
 
-  TileLayout layout;
-  float* query;              // [heads, words]
-  float *keys, *values;      // [kDepth, kPanelColumns], transposed; [kKeys, kPanelColumns], some columns
-  float* scores;             // [heads, kKeys]
-  float *latents, *rotated;  // [kKeys, rank], [kKeys, rope], unpacked
-  const char **latent_rows, **rotated_rows;  // [kKeys], their addresses
+  TileLayout layout{op};
+  float* query = arena.take<float>(heads * layout.words);                // [heads, words]
+  float* keys = arena.take<float>(kDepth * kPanelColumns);               // [kDepth, kPanelColumns], transposed
+  float* values = arena.take<float>(kKeys * kPanelColumns);              // [kKeys, kPanelColumns], some columns
+  float* scores = arena.take<float>(heads * kKeys);                      // [heads, kKeys]
+  float* latents = arena.take<float>(packed(op) ? kKeys * op.rank : 0);  // [kKeys, rank], unpacked
+  float* rotated = arena.take<float>(packed(op) ? kKeys * op.rope : 0);  // [kKeys, rope]
+  const char** latent_rows = arena.take<const char*>(kKeys);             // [kKeys], their addresses
+  const char** rotated_rows = arena.take<const char*>(kKeys);
 
-  VectorTile(Arena& arena, const Attention& op, int64_t task_heads)
-      : AttentionSums(arena, op, round_up(task_heads, kFewRows), op.rank),
-        layout(op),
-        query(arena.take<float>(heads * layout.words)),
-        keys(arena.take<float>(kDepth * kPanelColumns)),
-        values(arena.take<float>(kKeys * kPanelColumns)),
-        scores(arena.take<float>(heads * kKeys)),
-        latents(arena.take<float>(packed(op) ? kKeys * op.rank : 0)),
-        rotated(arena.take<float>(packed(op) ? kKeys * op.rope : 0)),
-        latent_rows(arena.take<const char*>(kKeys)),
-        rotated_rows(arena.take<const char*>(kKeys)) {}
+  VectorTile(Arena arena, const Attention& op, int64_t task_heads)
+      : AttentionSums{arena, op, round_up(task_heads, kFewRows), op.rank} {}
 };
 
 // tile.query <- both parts of every head's query; zeros after the last head.

@@ -12,12 +12,6 @@ inline uint32_t ordered(float value) {
   return value != value ? 0 : order;
 }
 
-inline int64_t count_at_least(const uint32_t* values, int64_t n, uint32_t least) {
-  uint32_t count = 0;
-  for (int64_t i = 0; i < n; ++i) count += values[i] >= least;
-  return count;
-}
-
 struct Kth {
   uint32_t value;
   int64_t ties;  // values equal to it among the k largest
@@ -32,7 +26,8 @@ inline Kth kth_largest(const uint32_t* values, int64_t n, int64_t k) {
   int64_t larger = 0;  // values above the k-th: the last trial that too few reached is the k-th plus one
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t trial = least | 1u << bit;
-    const int64_t count = count_at_least(values, n, trial);
+    uint32_t count = 0;
+    for (int64_t i = 0; i < n; ++i) count += values[i] >= trial;
     if (count == k) return {trial - 1, 0};
     if (count > k)
       least = trial;

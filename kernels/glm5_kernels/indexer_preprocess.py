@@ -47,11 +47,11 @@ class IndexerPreprocess(NamedTuple):
 def indexer_preprocess(operands: IndexerPreprocess) -> torch.Tensor:
     q, k, norm_weight, norm_bias, eps, cos, sin, interleaved, slot_mapping, k_cache = operands
     normed = torch.nn.functional.layer_norm(k.float(), k.shape[1:], norm_weight.float(), norm_bias.float(), eps)
-    write_rows(k_cache, slot_mapping, _rotate(normed[:, None], cos, sin, interleaved)[:, 0])
-    return _rotate(q.float(), cos, sin, interleaved).to(q.dtype)
+    write_rows(k_cache, slot_mapping, rotate(normed[:, None], cos, sin, interleaved)[:, 0])
+    return rotate(q.float(), cos, sin, interleaved).to(q.dtype)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = True) -> torch.Tensor:
     """Rotate the first 2 * pairs dims of fp32 x [T, H, D] by the angles of cos, sin [T, pairs]."""
     pairs = cos.shape[1]
     cos, sin, rotated = cos.float()[:, None], sin.float()[:, None], x[..., : 2 * pairs]

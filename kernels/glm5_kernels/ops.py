@@ -89,15 +89,15 @@ def fast_bf16_elements() -> int:
     """Elements of an unquantized bf16 weight, at most, which `int8_linear` multiplies faster than vLLM on this CPU."""
     if choose("int8_linear").implementation != "cpu":
         return 0
-    from glm5_kernels.native import bf16_linear
+    from glm5_kernels.native import floats
 
-    return bf16_linear.MOST_ELEMENTS
+    return floats.MOST_ELEMENTS
 
 
 def reads_columns(dtype: torch.dtype) -> bool:
     """True if `mla_preprocess` and `v_up_proj` read W_UK and W_UV in `dtype` faster if their columns are contiguous."""
     if choose("v_up_proj").implementation != "cpu":
         return False
-    from glm5_kernels.native.head_products import has_bf16_products
+    from glm5_kernels.native.floats import has_bf16_products
 
     return has_bf16_products() and dtype == torch.bfloat16

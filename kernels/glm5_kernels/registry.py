@@ -26,21 +26,25 @@ VARIABLE = "GLM5_KERNELS"
 #: reference: plain torch, the definition. cpu: C++ (kernels/csrc). npu: torch_npu's and vllm-ascend's operators.
 #: triton: our kernels for Triton-Ascend.
 IMPLEMENTATIONS = ("reference", "cpu", "npu", "triton")
-#: Where an implementation is: a module named like that of the contract, which holds a function named like the op.
+#: Where an implementation is: a module named like that of the contract, or like the group of the op in C++, which
+#: holds a function named like the op.
 _PACKAGES = {
-    "reference": "glm5_kernels.{}",
-    "cpu": "glm5_kernels.native.{}",
-    "npu": "glm5_kernels.ascend.{}",
-    "triton": "glm5_kernels.ascend.triton.{}",
+    "reference": "glm5_kernels.{module}",
+    "cpu": "glm5_kernels.native.{group}",
+    "npu": "glm5_kernels.ascend.{module}",
+    "triton": "glm5_kernels.ascend.triton.{module}",
 }
-#: The implementations of each op.
-OPS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
-     "mla_preprocess"), IMPLEMENTATIONS,
-) | dict.fromkeys(
-    ("indexer_preprocess", "indexer_pool", "kda", "v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "mhc", "hadamard",
-     "ssz_scale", "round_rows", "fake_round", "gptq_inverse_factors", "gptq_round"), ("reference", "cpu"),
-)  # fmt: skip
+#: The ops that an NPU has operators for, and the others.
+_ON_NPU = ("lightning_indexer", "lightning_indexer_quant", "sparse_flash_attention", "sparse_flash_attention_quant",
+           "mla_preprocess")  # fmt: skip
+_OTHERS = {
+    "attention": ("indexer_preprocess", "indexer_pool", "kda"),
+    "products": ("v_up_proj", "int8_linear", "w4a8_moe", "rms_norm", "mhc"),
+    "weights": ("hadamard", "ssz_scale", "round_rows", "fake_round", "gptq_inverse_factors", "gptq_round"),
+}
+#: The group of each op, and its implementations.
+_GROUPS = dict.fromkeys(_ON_NPU, "attention") | {op: group for group, ops in _OTHERS.items() for op in ops}
+OPS = {op: IMPLEMENTATIONS if op in _ON_NPU else ("reference", "cpu") for op in _GROUPS}
 #: Ops in a module of another name, because they share their code.
 _MODULES = {
     "lightning_indexer_quant": "lightning_indexer",
@@ -148,7 +152,9 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
     from glm5_kernels.contract import check
 
     operands_of = contract(op)
-    compute = getattr(import_module(_PACKAGES[implementation].format(_MODULES.get(op, op))), op)
+    compute = getattr(
+        import_module(_PACKAGES[implementation].format(module=_MODULES.get(op, op), group=_GROUPS[op])), op
+    )
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         operands = operands_of(*arguments, **keywords)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from glm5_kernels.int8 import LinearWeights
-from glm5_kernels.native import bf16_linear
+from glm5_kernels.native import floats
 from tests.ops.support.implementations import cpu
 from tests.support.command import ROOT, environment
 
@@ -17,7 +17,7 @@ from tests.support.command import ROOT, environment
 LARGE = """
 import torch
 from glm5_kernels import int8
-from glm5_kernels.native.int8_linear import apply_linear
+from glm5_kernels.native.products import apply_linear
 for tokens in (1, 2, 5, 16):
     x, weight, scale = torch.randn(tokens, 12288).bfloat16(), torch.randn(80, 12288).bfloat16(), torch.rand(80)
     product, expected = apply_linear(x, int8.LinearWeights(weight), x.dtype), x.double() @ weight.double().T
@@ -31,9 +31,9 @@ print("equal")
 @pytest.fixture(params=["in fp32", "in blocks of a weight", "as on this CPU"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "as on this CPU":
-        monkeypatch.setattr(bf16_linear, "ONEDNN_MULTIPLIES", False)
+        monkeypatch.setattr(floats, "ONEDNN_MULTIPLIES", False)
     if request.param == "in blocks of a weight":
-        monkeypatch.setattr(bf16_linear, "_ELEMENTS", 16 * 64)
+        monkeypatch.setattr(floats, "_ELEMENTS", 16 * 64)
 
 
 @pytest.mark.usefixtures("backend")

@@ -7,8 +7,7 @@ import torch
 
 from glm5_kernels import int8
 from glm5_kernels import w4a8_moe as reference
-from glm5_kernels.native.int8_linear import apply_linear
-from glm5_kernels.native.w4a8_moe import w4a8_moe
+from glm5_kernels.native.products import apply_linear, w4a8_moe
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
 pytestmark = pytest.mark.usefixtures("instruction_set")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glm5_kernels import ops, registry
-from glm5_kernels.native import library, rows, w4a8_moe
+from glm5_kernels.native import library, products, rows
 from tests.support.command import ROOT
 
 NO_LIBRARY = "installed without the compiled kernels (install g++, then pip install glm5-ascend again)"
@@ -116,6 +116,6 @@ def test_operands_are_packed_as_the_header_declares_them() -> None:
     exports = "".join(path.read_text() for path in (ROOT / "kernels/csrc").glob("*.cpp"))
     declared = {op: structs[name] for op, name in re.findall(r"GLM5_EXPORT\((\w+), (\w+)\)", exports)}
     sources = "".join(path.read_text() for path in (ROOT / "kernels/glm5_kernels/native").glob("*.py"))
-    constants = {**vars(rows), "BLOCKS": w4a8_moe.BLOCKS}
+    constants = {**vars(rows), "BLOCKS": products.BLOCKS}
     called = re.findall(r'function\(\s*"(\w+)", (.+?)\)\(', sources)
     assert {op: eval(letters, constants) for op, letters in called} == declared

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from glm5_kernels import ops
-from glm5_kernels.native import head_products as panels
+from glm5_kernels.native import floats
 
 
 @pytest.mark.usefixtures("implementation")
@@ -28,13 +28,13 @@ def test_against_fp64(tokens: int, rank: int, size: int, dtype: torch.dtype) -> 
 def test_a_token_is_computed_by_itself() -> None:
     """Bits are equal in any company of a decode step, and with any number of threads (as `threads` shows)."""
     x, w = torch.randn(16, 4, 64).bfloat16(), torch.randn(4, 64, 96).bfloat16()
-    whole = panels.per_head(x, w)
+    whole = floats.per_head(x, w)
     for count in (2, 7):
-        assert torch.equal(panels.per_head(x[:count], w), whole[:count])
+        assert torch.equal(floats.per_head(x[:count], w), whole[:count])
 
 
 def test_no_number_stays_one() -> None:
     x = torch.randn(3, 2, 32).bfloat16()
     x[1, 0, 5] = float("nan")
-    got = panels.per_head(x, torch.randn(2, 32, 64).bfloat16())
+    got = floats.per_head(x, torch.randn(2, 32, 64).bfloat16())
     assert got.isnan().sum() == 64 and got[1, 0].isnan().all()

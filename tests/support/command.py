@@ -32,7 +32,7 @@ def environment(**extra: str) -> dict[str, str]:
 #: What commands import anyway; once for all of them.
 _IMPORTED = (
     "torch", "pydantic", "yaml", "rich", "safetensors.torch", "tokenizers", "glm5_ascend.cli",
-    "glm5_kernels.ops", "glm5_kernels.native.hadamard", "glm5_kernels.native.weight_rounding",
+    "glm5_kernels.ops", "glm5_kernels.native.weights",
 )  # fmt: skip
 #: Variables that count when Python or a library starts: a command with one of them gets an interpreter of its own.
 _AT_START = ("PYTHON", "OMP_", "ATEN_", "ONEDNN_", "LD_")

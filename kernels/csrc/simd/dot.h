@@ -51,14 +51,7 @@ struct Int4Dot : ByteDot {
   }
 };
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-struct Int8Dot : ByteDot {
-  static constexpr int kRows = 1, kZero = 128;  // unsigned
-  static GLM5_INLINE void weights(const uint8_t* p, Ints* rows) {
-    rows[0] = load_words(p) ^ static_cast<int32_t>(0x80808080);
-  }
-};
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 // Both factors are widened to 16 bits.
 struct Int8Dot : ByteDot {
   static constexpr int kColumns = sizeof(Ints) / 2, kRows = 1, kZero = 0;
@@ -72,8 +65,14 @@ struct Int8Dot : ByteDot {
 };
 #else
 struct Int8Dot : ByteDot {
+#if defined(__AVX2__)
+  static constexpr int kRows = 1, kZero = 128;  // unsigned
+#else
   static constexpr int kRows = 1, kZero = 0;
-  static GLM5_INLINE void weights(const uint8_t* p, Ints* rows) { rows[0] = load_words(p); }
+#endif
+  static GLM5_INLINE void weights(const uint8_t* p, Ints* rows) {
+    rows[0] = load_words(p) ^ static_cast<int32_t>(kZero * 0x01010101u);
+  }
 };
 #endif
 

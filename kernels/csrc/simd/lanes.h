@@ -8,13 +8,7 @@
 
 #define GLM5_INLINE __attribute__((always_inline)) inline
 #define GLM5_INLINED __attribute__((always_inline))  // behind the arguments of a lambda
-#if defined(__AVX512F__)
-#include "native_avx512.h"
-#elif defined(__AVX2__)
-#include "native_avx2.h"
-#else
-#include "native_neon.h"
-#endif
+#include "native.h"
 
 namespace glm5::GLM5_SET {
 
@@ -107,10 +101,6 @@ GLM5_INLINE F32x16 rint(F32x16 x) {
   GLM5_EACH(i) x.v[i] = native_rint(x.v[i]);
   return x;
 }
-GLM5_INLINE F32x16 abs(F32x16 x) {
-  GLM5_EACH(i) x.v[i] = (Floats)((Ints)x.v[i] & 0x7fffffff);
-  return x;
-}
 // x where both are numbers, `other` in lanes where x is NaN.
 GLM5_INLINE F32x16 if_number(F32x16 x, F32x16 other) {
   GLM5_EACH(i) {
@@ -168,11 +158,16 @@ GLM5_INLINE float reduce(F32x16 x, const Combine& combine) {
     for (int i = 0; i < distance; ++i) lanes[i] = combine(lanes[i], lanes[i + distance]);
   return lanes[0];
 }
-// The lanes added one after the other, from lane 0 on.
-GLM5_INLINE float sum_in_order(F32x16 x) {
-  float lanes[kLanes], total = 0;
+// total += the lanes, one after the other, from lane 0 on.
+template <class Total>
+GLM5_INLINE void add_lanes(F32x16 x, Total& total) {
+  float lanes[kLanes];
   x.store(lanes);
   for (float lane : lanes) total += lane;
+}
+GLM5_INLINE float sum_in_order(F32x16 x) {
+  float total = 0;
+  add_lanes(x, total);
   return total;
 }
 

@@ -25,16 +25,9 @@ def lightning_indexer_quant(operands: LightningIndexerQuant) -> torch.Tensor:
     q, k_cache, weights, q_scale, k_scale_cache, batch, topk = operands
     _support(q, k_cache, topk)
     positions = operator("_C_ascend", "npu_lightning_indexer_quant")(
-        q.contiguous(),
-        k_cache[:, :, None],
-        weights.half(),
-        q_scale.half(),
-        k_scale_cache.half()[:, :, None],
-        sparse_count=topk,
-        query_quant_mode=0,
-        key_quant_mode=0,
-        **paged(batch, "key"),
-    )
+        q.contiguous(), k_cache[:, :, None], weights.half(), q_scale.half(), k_scale_cache.half()[:, :, None],
+        sparse_count=topk, query_quant_mode=0, key_quant_mode=0, **paged(batch, "key"),
+    )  # fmt: skip
     return _rows(positions)
 
 

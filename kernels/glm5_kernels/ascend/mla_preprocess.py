@@ -53,31 +53,18 @@ def _mlapo(
     support(0 < tokens <= TOKENS, f"takes 1 to {TOKENS} tokens, got {tokens}")
     support(eps == EPS, f"has an eps of {EPS:g}, not {eps:g}")
     ql_nope, q_pe, q_c = new(tokens, heads, rank), new(tokens, heads, rope), new(tokens, len(q_a_gamma))
+    first_order, second_order = _qkv_a_order(len(q_a_gamma), rank, rope), _q_b_order(heads, nope, rope)
     operator("_C_ascend", "mla_preprocess")(
         hidden_states.contiguous(),
-        *_weights(qkv_a, _qkv_a_order(len(q_a_gamma), rank, rope)),
-        q_a_gamma.to(dtype),
-        torch.zeros_like(q_a_gamma, dtype=dtype),
-        *_weights(q_b, _q_b_order(heads, nope, rope)),
-        kv_a_gamma.to(dtype),
-        *(_doubled(angle, dtype)[:, None, None] for angle in (cos, sin)),
-        w_uk_t.to(dtype).contiguous(),
-        latents,
-        rotated,
-        torch.arange(tokens, dtype=torch.int32, device=hidden_states.device),
-        **_activation_arguments(0, qkv_a, _qkv_a_order(len(q_a_gamma), rank, rope), dtype),
-        **_activation_arguments(1, q_b, _q_b_order(heads, nope, rope), dtype),
-        ctkv_scale=hidden_states.new_ones(1),
-        q_nope_scale=hidden_states.new_ones(1),
-        cache_mode="krope_ctkv",
-        quant_mode=PER_TENSOR,
-        enable_inner_out=True,
-        q_out0=ql_nope,
-        kv_cache_out0=latents,
-        q_out1=q_pe,
-        kv_cache_out1=rotated,
-        inner_out=q_c,
-    )
+        *_weights(qkv_a, first_order), q_a_gamma.to(dtype), torch.zeros_like(q_a_gamma, dtype=dtype),
+        *_weights(q_b, second_order), kv_a_gamma.to(dtype),
+        *(_doubled(angle, dtype)[:, None, None] for angle in (cos, sin)), w_uk_t.to(dtype).contiguous(),
+        latents, rotated, torch.arange(tokens, dtype=torch.int32, device=hidden_states.device),
+        **_activation_arguments(0, qkv_a, first_order, dtype), **_activation_arguments(1, q_b, second_order, dtype),
+        ctkv_scale=hidden_states.new_ones(1), q_nope_scale=hidden_states.new_ones(1), cache_mode="krope_ctkv",
+        quant_mode=PER_TENSOR, enable_inner_out=True,
+        q_out0=ql_nope, kv_cache_out0=latents, q_out1=q_pe, kv_cache_out1=rotated, inner_out=q_c,
+    )  # fmt: skip
     return ql_nope, q_pe, q_c
 
 
@@ -90,25 +77,12 @@ def _prolog(
     support(tokens > 0, "takes at least one token")
     x, scales = _quantized(hidden_states, qkv_a, q_b, q_lora)
     ql_nope, q_pe, _, q_c, q_c_scale = operator("npu", "npu_mla_prolog_v3")(
-        x,
-        in_nz(qkv_a.weight[:q_lora].t().contiguous()),
-        in_nz(q_b.weight.t().contiguous()),
-        w_uk_t.to(dtype).contiguous(),
-        in_nz(qkv_a.weight[q_lora:].t().contiguous()),
-        q_a_gamma.to(dtype),
-        kv_a_gamma.to(dtype),
-        _doubled(sin, dtype),
-        _doubled(cos, dtype),
-        latents,
-        rotated,
-        cache_index=torch.arange(tokens, device=hidden_states.device),
-        rmsnorm_epsilon_cq=eps,
-        rmsnorm_epsilon_ckv=eps,
-        cache_mode="PA_BSND",
-        query_norm_flag=True,
-        weight_quant_mode=_INT8_WEIGHTS if scales else 0,
-        **scales,
-    )
+        x, in_nz(qkv_a.weight[:q_lora].t().contiguous()), in_nz(q_b.weight.t().contiguous()),
+        w_uk_t.to(dtype).contiguous(), in_nz(qkv_a.weight[q_lora:].t().contiguous()),
+        q_a_gamma.to(dtype), kv_a_gamma.to(dtype), _doubled(sin, dtype), _doubled(cos, dtype), latents, rotated,
+        cache_index=torch.arange(tokens, device=hidden_states.device), cache_mode="PA_BSND", query_norm_flag=True,
+        rmsnorm_epsilon_cq=eps, rmsnorm_epsilon_ckv=eps, weight_quant_mode=_INT8_WEIGHTS if scales else 0, **scales,
+    )  # fmt: skip
     q_c = q_c.view(tokens, -1)
     return ql_nope, q_pe, (q_c.float() * q_c_scale.view(-1, 1)).to(dtype) if scales else q_c
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from glm5_kernels.ascend.operators import HALF, operator, paged, support, support_pages
+from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant
 
 
@@ -13,21 +14,10 @@ def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor
     ql_nope, q_pe, ckv_cache, kpe_cache, topk_indices, batch, scale, round_probs = operands
     _support(ql_nope, q_pe, round_probs)
     support_pages(ckv_cache, kpe_cache)
-    keys = ckv_cache[:, :, None]
-    out, peak, total = operator("_C_ascend", "npu_sparse_flash_attention")(
-        ql_nope.contiguous(),
-        keys,
-        keys,
-        topk_indices[:, None].int(),
-        scale,
-        query_rope=q_pe.contiguous(),
-        key_rope=kpe_cache[:, :, None],
-        sparse_block_size=1,
-        attention_mode=2,  # values are the keys' first columns
-        return_softmax_lse=True,
-        **paged(batch, "kv"),
-    )
-    return out, _lse(peak, total)
+    return _attend(
+        "npu_sparse_flash_attention", ql_nope, ckv_cache, topk_indices, batch, scale,
+        query_rope=q_pe.contiguous(), key_rope=kpe_cache[:, :, None],
+    )  # fmt: skip
 
 
 def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,24 +25,31 @@ def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[t
     ql_nope, q_pe, kv_cache, topk_indices, batch, scale, round_probs = operands
     _support(ql_nope, q_pe, round_probs)
     support_pages(kv_cache)
-    rows = kv_cache[:, :, None]
-    out, peak, total = operator("_C_ascend", "npu_kv_quant_sparse_flash_attention")(
-        torch.cat([ql_nope, q_pe], dim=-1),
-        rows,
-        rows,
-        topk_indices[:, None].int(),
-        scale,
-        sparse_block_size=1,
-        attention_mode=2,
-        key_quant_mode=2,  # a scale per tile
-        value_quant_mode=2,
-        quant_scale_repo_mode=1,  # which stands in the row
-        tile_size=TILE,
-        rope_head_dim=q_pe.shape[2],
-        return_softmax_lse=True,
-        **paged(batch, "kv"),
-    )
-    return out, _lse(peak, total)
+    scales = {"key_quant_mode": 2, "value_quant_mode": 2, "quant_scale_repo_mode": 1}  # of each tile, in the row
+    return _attend(
+        "npu_kv_quant_sparse_flash_attention", torch.cat([ql_nope, q_pe], dim=-1), kv_cache, topk_indices, batch, scale,
+        **scales, tile_size=TILE, rope_head_dim=q_pe.shape[2],
+    )  # fmt: skip
+
+
+def _attend(
+    name: str,
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    topk: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    **specific: torch.Tensor | int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention by an operator and its `specific` arguments; values are the keys' first columns (attention_mode 2)."""
+    keys = cache[:, :, None]
+    out, peak, total = operator("_C_ascend", name)(
+        query.contiguous(), keys, keys, topk[:, None].int(), scale,
+        sparse_block_size=1, attention_mode=2, return_softmax_lse=True, **specific, **paged(batch, "kv"),
+    )  # fmt: skip
+    # The kernel's maxima and sums [1, T, H] as our log-sum-exp [T, H]; +inf where nothing was summed.
+    lse = peak[0].float() + torch.log(total[0].float())
+    return out, torch.where(total[0] > 0, lse, torch.inf)
 
 
 def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> None:
@@ -61,9 +58,3 @@ def _support(ql_nope: torch.Tensor, q_pe: torch.Tensor, round_probs: bool) -> No
     support(round_probs, "rounds the probabilities before P @ V: ask for round_probs")
     support((rank, rope) == (512, 64), f"takes 512 + 64 columns, got {rank} + {rope}")
     support(heads <= 128 and heads & (heads - 1) == 0, f"takes 1, 2, 4, ... 128 heads, got {heads}")
-
-
-def _lse(peak: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """The kernel's maxima and sums [1, T, H] as our log-sum-exp [T, H]; +inf where nothing was summed."""
-    lse = peak[0].float() + torch.log(total[0].float())
-    return torch.where(total[0] > 0, lse, torch.inf)

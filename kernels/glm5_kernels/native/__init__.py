@@ -1,1 +1,1 @@
-"""The ops in C++ (kernels/csrc): each module allocates the results of one op and calls its function."""
+"""The ops in C++ (kernels/csrc), by its groups: each op allocates its results and calls its function."""

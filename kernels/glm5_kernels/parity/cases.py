@@ -22,6 +22,7 @@ from glm5_kernels.parity.inputs import (
     INDEX_DIM,
     INDEX_HEADS,
     NOPE,
+    POOL,
     Q_LORA,
     RANK,
     ROPE,
@@ -39,6 +40,8 @@ ROUNDED_CODES = Tolerance(
     5e-2, 2e-2, "bf16 between the steps; an int8 code near a rounding boundary may round either way", norm=1.5e-2
 )
 PREPROCESS_OUTPUTS = ("ql_nope", "q_pe", "q_c", "ckv_cache", "kpe_cache")
+#: Where attention without rotated dims, as in GLM-5.3-Flash, is tried.
+UNROTATED = ("decode", "MTP", "short and empty")
 #: Attention heads of one of several ranks.
 RANK_HEADS = {"prefill": 16, "chunk": 32, "mixed": 16}
 
@@ -76,6 +79,8 @@ def _indexer(generator: torch.Generator) -> Iterator[Case]:
             for topk in (64, 2048):
                 arguments = (q, keys, weights, batch, topk)
                 yield Case("lightning_indexer", f"{name}, {str(dtype)[6:]}, top {topk}", arguments, gap=1e-3)
+            variant = f"{name}, {str(dtype)[6:]}, top 64, pools of {POOL}"
+            yield Case("lightning_indexer", variant, (q, keys, weights, batch, 64, POOL), gap=1e-3)
         (query, q_scale), (stored, k_scale) = quantize_indexer(q), quantize_indexer(keys)
         quantized = (query, stored, weights.half(), q_scale, k_scale, batch, 64)
         yield Case("lightning_indexer_quant", f"{name}, int8, top 64", quantized, gap=1e-3)
@@ -94,10 +99,8 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             fused = paged_cache(batch.block_table, RANK + ROPE, dtype, generator)
             nope = (0.3 * torch.randn(tokens, heads, RANK, generator=generator)).to(dtype)
             pe = (0.3 * torch.randn(tokens, heads, ROPE, generator=generator)).to(dtype)
-            selected = torch.stack(
-                [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
-            )
-            selected = torch.nn.functional.pad(selected[:, :256].int(), (0, 8), value=-1)
+            order = [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
+            selected = torch.nn.functional.pad(torch.stack(order)[:, :256].int(), (0, 8), value=-1)
             caches = fused[..., :RANK], fused[..., RANK:]
             if not joined:
                 caches = caches[0].contiguous(), caches[1].contiguous()
@@ -111,6 +114,9 @@ def _attention(generator: torch.Generator) -> Iterator[Case]:
             yield Case("sparse_flash_attention", variant + where, arguments, outputs)
             if not joined:
                 continue
+            if not rounded and name in UNROTATED:
+                latents = nope, nope[..., :0], fused[..., :RANK].contiguous(), fused[..., :0], *arguments[4:]
+                yield Case("sparse_flash_attention", variant + ", no rotation", latents, outputs)
             packed = nope, pe, pack_latents(fused[..., :RANK], fused[..., RANK:]), *arguments[4:]
             yield Case("sparse_flash_attention_quant", f"{variant}, int8 rows", packed, outputs)
 
@@ -205,11 +211,8 @@ def _linear(generator: torch.Generator) -> Iterator[Case]:
     exact = Tolerance(0.0, 0.0, "integers are exact, one rounding")
     for mode in (PER_TOKEN, PER_TENSOR):
         for tokens, n, k in ((1, 640, 512), (8, 200, 2048), (300, 256, 96)):
-            arguments = (
-                torch.randn(tokens, k, generator=generator),
-                linear_weights(mode, n, k, torch.float32, generator),
-            )
-            yield Case("int8_linear", f"{mode}, [{tokens}, {k}] x [{n}, {k}]", arguments, (("y", exact),))
+            x, w = torch.randn(tokens, k, generator=generator), linear_weights(mode, n, k, torch.float32, generator)
+            yield Case("int8_linear", f"{mode}, [{tokens}, {k}] x [{n}, {k}]", (x, w), (("y", exact),))
 
 
 def _experts(generator: torch.Generator) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""The inputs of the parity suite for what GLM-5.3-Flash adds: KDA, pools of index keys, mHC, no rotation."""
+"""The inputs of the parity suite for the ops that GLM-5.3-Flash adds: KDA, pools of index keys, mHC."""
 
 from __future__ import annotations
 
@@ -9,19 +9,8 @@ from typing import Any
 import torch
 
 from glm5_kernels.parity.compare import Tolerance
-from glm5_kernels.parity.inputs import (
-    BATCHES,
-    HEADS,
-    INDEX_DIM,
-    INDEX_HEADS,
-    RANK,
-    Case,
-    paged_batch,
-    paged_cache,
-    sums,
-)
+from glm5_kernels.parity.inputs import BATCHES, INDEX_DIM, POOL, Case, paged_batch, paged_cache, sums
 
-POOL = 4
 KDA_HEADS, KDA_DIM = 3, 128
 #: Tokens of each sequence, and those after which its state is written: the last one or, of drafts, all.
 SEQUENCES = {
@@ -66,30 +55,6 @@ def _pools(generator: torch.Generator) -> Iterator[Case]:
         yield Case("indexer_pool", f"{name}, {str(dtype)[6:]}", arguments, outputs)
 
 
-def _pooled_indexer(generator: torch.Generator) -> Iterator[Case]:
-    for dtype, (name, requests) in itertools.product((torch.float32, torch.bfloat16), BATCHES.items()):
-        batch = paged_batch(requests, generator)
-        tokens = int(batch.query_start_loc[-1])
-        q = torch.randn(tokens, INDEX_HEADS, INDEX_DIM, generator=generator).to(dtype)
-        weights = torch.randn(tokens, INDEX_HEADS, generator=generator).to(dtype)
-        keys = paged_cache(batch.block_table, INDEX_DIM, dtype, generator)
-        variant = f"{name}, {str(dtype)[6:]}, top 64, pools of {POOL}"
-        yield Case("lightning_indexer", variant, (q, keys, weights, batch, 64, POOL), gap=1e-3)
-
-
-def _attention(generator: torch.Generator) -> Iterator[Case]:
-    for dtype, name in itertools.product((torch.float32, torch.bfloat16), ("decode", "MTP", "short and empty")):
-        batch = paged_batch(BATCHES[name], generator)
-        tokens = int(batch.query_start_loc[-1])
-        nope = (0.3 * torch.randn(tokens, HEADS, RANK, generator=generator)).to(dtype)
-        cache = paged_cache(batch.block_table, RANK, dtype, generator)
-        order = [torch.randperm(int(batch.seq_lens.max()) + 1, generator=generator) for _ in range(tokens)]
-        selected = torch.nn.functional.pad(torch.stack(order)[:, :256].int(), (0, 8), value=-1)
-        arguments = nope, nope[..., :0], cache, cache[..., RANK:], selected, batch, 0.0625, False
-        outputs = ("out", sums(dtype, RANK)), ("lse", Tolerance(2e-5, 1e-5, "fp32 sums and logarithm"))
-        yield Case("sparse_flash_attention", f"{name}, {str(dtype)[6:]}, no rotation", arguments, outputs)
-
-
 def mhc_operands(
     tokens: int, n: int, columns: int, dtype: torch.dtype, joins: bool, generator: torch.Generator
 ) -> tuple[Any, ...]:
@@ -111,12 +76,8 @@ def _streams(generator: torch.Generator) -> Iterator[Case]:
     variants = ((1, 4, True), (1, 4, False), (8, 4, True), (37, 4, True), (8, 2, False), (8, 3, True))
     for dtype, (tokens, n, joins) in itertools.product((torch.float32, torch.bfloat16), variants):
         weights = Tolerance(1e-5, 1e-5, "sums of rows, exponentials and Sinkhorn's steps in fp32")
-        outputs = (
-            ("streams", sums(torch.float32, n)),
-            ("post", weights),
-            ("comb", weights),
-            ("input", sums(dtype, 64)),
-        )
+        names, joined, entered = ("streams", "post", "comb", "input"), sums(torch.float32, n), sums(dtype, 64)
+        outputs = tuple(zip(names, (joined, weights, weights, entered), strict=True))
         variant = f"{str(dtype)[6:]}, {tokens} tokens, {n} streams" + (", joined" if joins else "")
         yield Case("mhc", variant, mhc_operands(tokens, n, 1040, dtype, joins, generator), outputs)
 
@@ -125,7 +86,5 @@ def _streams(generator: torch.Generator) -> Iterator[Case]:
 MAKERS: tuple[tuple[set[str], Callable[[torch.Generator], Iterator[Case]]], ...] = (
     ({"kda"}, _kda),
     ({"indexer_pool"}, _pools),
-    ({"lightning_indexer"}, _pooled_indexer),
-    ({"sparse_flash_attention"}, _attention),
     ({"mhc"}, _streams),
 )

@@ -12,7 +12,7 @@ from glm5_kernels.parity.compare import Tolerance
 
 #: GLM-5's head shapes; layers are narrower than its 6144, so that the references take seconds.
 HEADS, RANK, ROPE, NOPE, Q_LORA, HIDDEN = 64, 512, 64, 192, 256, 512
-INDEX_HEADS, INDEX_DIM, BLOCK = 32, 128, 128
+INDEX_HEADS, INDEX_DIM, BLOCK, POOL = 32, 128, 128, 4
 BATCHES = {  # (length, query tokens) per request
     "decode": [(700, 1), (129, 1), (64, 1)],
     "prefill": [(160, 160)],

@@ -24,8 +24,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "sixteen biases are read where fewer columns are left",
-        "load_columns<Fp32>(by.bias, column, count)",
-        "Fp32::load(by.bias, column)",
+        "load_columns<Fp32>(bias, column, count)",
+        "Fp32::load(bias, column)",
         ADDRESS,
     ),
     fault(
@@ -52,8 +52,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "all threads rotate in one row of scratch",
-        "float *const row = scratch + size * thread,",
-        "float *const row = scratch + size * (thread & 0),",
+        "float *const row = scratch + size * thread, *const angles = row + op.dim;",
+        "float *const row = scratch + size * (thread & 0), *const angles = row + op.dim;",
         THREAD,
     ),
     fault(

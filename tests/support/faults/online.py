@@ -86,8 +86,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "ops",
         "two INT4 rows of a byte are stored in each other's place (C++)",
-        "stored.v[n] = (stored.v[n] << 4) | low.v[n];",
-        "stored.v[n] = (low.v[n] << 4) | (stored.v[n] & 15);",
+        "(high[i] * 16) | (bytes[i] & 15)",
+        "(bytes[i] * 16) | (high[i] & 15)",
         "test_rounding_agrees_to_the_byte",
     ),
     fault(

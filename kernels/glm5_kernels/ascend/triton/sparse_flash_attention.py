@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from glm5_kernels.ascend.triton.kernels.sparse_flash_attention import (
-    gather_rows,
-    normalize_scores,
-    score_rows,
-    unpack_rows,
-    weigh_rows,
-)
+from glm5_kernels.ascend.triton.kernels import sparse_flash_attention as kernels
 from glm5_kernels.ascend.triton.launch import launch, padded, power, row_stride, support, support_power
 from glm5_kernels.paged_cache import PagedBatch, query_layout
 from glm5_kernels.sparse_flash_attention import TILE, SparseFlashAttention, SparseFlashAttentionQuant, usable_rows
@@ -32,6 +25,22 @@ PROGRAMS, CUBES = 48, 24
 TOKENS = 48
 
 
+class Gather(NamedTuple):
+    """A kernel that writes rows of caches to memory: what it reads, the strides of that, its constants."""
+
+    kernel: Any
+    sources: tuple[torch.Tensor, ...]
+    strides: tuple[int, ...]
+    constants: dict[str, int]
+
+    def run(self, rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
+        """Write the rows int32 [T, K] of the caches to ckv [T * K, R] and kpe [T * K, P]."""
+        number, width = rows.shape
+        step = _step(number, width, PROGRAMS, self.constants["BN"])
+        grid, sizes = (number, -(-width // step)), (*self.strides, width, step)
+        launch(self.kernel, grid, *self.sources, rows, ckv, kpe, *sizes, **self.constants)
+
+
 def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run attention in bf16 or fp16 with round_probs, or in fp32; heads a multiple of 16."""
     ql_nope, q_pe, ckv_cache, kpe_cache, *_ = operands
@@ -40,15 +49,7 @@ def sparse_flash_attention(operands: SparseFlashAttention) -> tuple[torch.Tensor
     support(same, f"takes queries and caches of one dtype, got {ql_nope.dtype} and {ckv_cache.dtype}")
     s_ckv, s_kpe = row_stride(ckv_cache), row_stride(kpe_cache)
     rank, rope = ql_nope.shape[2], q_pe.shape[2]
-
-    def gather(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
-        number, width = rows.shape
-        step = _step(number, width, PROGRAMS, GATHER)
-        launch(
-            gather_rows, (number, -(-width // step)),
-            ckv_cache, kpe_cache, rows, ckv, kpe, s_ckv, s_kpe, width, step, R=rank, P=rope, BN=GATHER,
-        )  # fmt: skip
-
+    gather = Gather(kernels.gather_rows, (ckv_cache, kpe_cache), (s_ckv, s_kpe), {"R": rank, "P": rope, "BN": GATHER})
     return _attend(operands, ckv_cache.shape[1], gather)
 
 
@@ -66,16 +67,8 @@ def sparse_flash_attention_quant(operands: SparseFlashAttentionQuant) -> tuple[t
     # Half of the 32 bytes that a copy to UB has at least are keys.
     scales = whole[:, rank + 2 * rope - 4 * rank // TILE :].view(torch.int32)
     keep = torch.eye(2 * rank // TILE, dtype=torch.int32, device=kv_cache.device)[rank // TILE :].contiguous()
-
-    def unpack(rows: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor) -> None:
-        number, width = rows.shape
-        step = _step(number, width, PROGRAMS, UNPACK)
-        launch(
-            unpack_rows, (number, -(-width // step)),
-            integers, keys.view(torch.bfloat16), scales, keep, rows, ckv, kpe,
-            s_bytes, width, step, R=rank, P=rope, TILE=TILE, BN=UNPACK,
-        )  # fmt: skip
-
+    sources = integers, keys.view(torch.bfloat16), scales, keep
+    unpack = Gather(kernels.unpack_rows, sources, (s_bytes,), {"R": rank, "P": rope, "TILE": TILE, "BN": UNPACK})
     return _attend(operands, kv_cache.shape[1], unpack)
 
 
@@ -118,11 +111,8 @@ def _step(tokens: int, size: int, cores: int, least: int) -> int:
 
 
 def _attend(
-    operands: SparseFlashAttention | SparseFlashAttentionQuant,
-    block_size: int,
-    gather: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
+    operands: SparseFlashAttention | SparseFlashAttentionQuant, block_size: int, gather: Gather
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention; `gather(rows, ckv, kpe)` writes the selected rows of some tokens to ckv and kpe."""
     ql_nope, q_pe, *_, topk_indices, batch, scale, _ = operands
     selected = _rows(topk_indices, batch, block_size)
     (tokens, heads, rank), rope, width = ql_nope.shape, q_pe.shape[2], selected.rows.shape[1]
@@ -137,27 +127,27 @@ def _attend(
     for lo in range(0, tokens, TOKENS):
         part = slice(lo, min(lo + TOKENS, tokens))
         number, rows, count = part.stop - lo, selected.rows[part], selected.entries[part]
-        gather(selected.filled[part], ckv, kpe)
+        gather.run(selected.filled[part], ckv, kpe)
         head_blocks = heads // head_block
         # A program takes several tokens in turn: copies of the next one overlap with stores of the last one.
         turns = -(-number // CUBES)
         step = _step(-(-number // turns), width, max(1, CUBES // head_blocks), FEW[0])
         launch(
-            score_rows, (-(-number // turns), head_blocks, -(-width // step)),
+            kernels.score_rows, (-(-number // turns), head_blocks, -(-width // step)),
             ql_nope[part], q_pe[part], ckv, kpe, count, scores, width, step, number, turns,
             H=heads, R=rank, P=rope, BH=head_block, BN=BN,
         )  # fmt: skip
         softmax_heads = min(LEAST, max(1, SCORES // power_width))
         groups = _step(number, heads // softmax_heads, PROGRAMS, 1)
         launch(
-            normalize_scores, (number, -(-(heads // softmax_heads) // groups)),
+            kernels.normalize_scores, (number, -(-(heads // softmax_heads) // groups)),
             scores, rows, count, weights, out[part], lse[part], float(scale), width, groups,
             H=heads, R=rank, BH=softmax_heads, K=power_width,
         )  # fmt: skip
         sum_rows, columns = MANY if number >= CUBES else FEW
         columns = min(columns, rank)
         launch(
-            weigh_rows, (-(-number // turns), head_blocks, rank // columns),
+            kernels.weigh_rows, (-(-number // turns), head_blocks, rank // columns),
             weights, ckv, count, out[part], width, number, turns,
             H=heads, R=rank, BH=head_block, BR=columns, BN=sum_rows,
         )  # fmt: skip
