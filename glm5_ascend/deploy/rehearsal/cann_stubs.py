@@ -23,14 +23,14 @@ def make_stubs(site_packages: Path, out: Path) -> None:
     torch = sorted((site_packages / "torch/lib").glob("*.so*"))
     present = {path.name for path in (*wheel, *torch)}
     needed = sorted({name for library in wheel for name in needed_libraries(library)} - present)
-    found = {name: system_library(name) for name in needed}
-    system = (path for path in found.values() if path)
+    libraries = {name: system_library(name) for name in needed}
+    system = (path for path in libraries.values() if path)
     defined = {name for library in (*wheel, *torch, *system) for name in symbols(library, "--defined-only")}
     undefined = {name for library in wheel for name in symbols(library, "--undefined-only")} - defined
     functions = sorted(name for name in undefined if not name.startswith(("Py", "_Py")))  # defined by Python
     out.mkdir(parents=True, exist_ok=True)
     code = "".join(f"long {name}(void) {{ return 0; }}\n" for name in functions)
-    for library in (name for name, path in found.items() if path is None):
+    for library in (name for name, path in libraries.items() if path is None):
         build(library, code if library == STUB_LIBRARY else "", out)
 
 
