@@ -58,9 +58,7 @@ ROWS = [
     Row(K, "another head", key_prefix("model.layers.", "transformer.layers."), "begin with 'transformer.layers"),
     # -- description
     Row(K, "q_b_proj alone FLOAT", as_float("q_b_proj"), "vllm-ascend 0.30 reads it as that type", "warning"),
-    Row(
-        K, "q_a_proj FLOAT, q_b_proj not", as_float("q_a_proj", "kv_a_proj_with_mqa"), "of decode nodes", "warning"
-    ),
+    Row(K, "q_a_proj FLOAT, q_b_proj not", as_float("q_a_proj", "kv_a_proj_with_mqa"), "of decode nodes", "warning"),
     Row(K, "model_quant_type", key(DESCRIPTION, "model_quant_type", "W4A4"), "'W4A4', but the linears are"),
     Row(K, "model_quant_type 8", key(DESCRIPTION, "model_quant_type", 8), "model_quant_type is 8"),
     Row(K, "no model_quant_type", without(DESCRIPTION, "model_quant_type"), "model_quant_type is missing", "warning"),
@@ -98,11 +96,7 @@ ROWS = [
     Row(C, "num_local_experts", key(CONFIG, "num_local_experts", 8), "num_local_experts is 8"),
     Row(C, "num_key_value_heads", key(CONFIG, "num_key_value_heads", 1), "num_key_value_heads is 1"),
     Row(C, "moe_layer_freq", key(CONFIG, "moe_layer_freq", 2), "moe_layer_freq is 2"),
-    Row(
-        C, "mlp_layer_types alone",
-        mlp_layer_types_alone,
-        "first_k_dense_replace is missing",
-    ),
+    Row(C, "mlp_layer_types alone", mlp_layer_types_alone, "first_k_dense_replace is missing"),
     Row(C, "rope_scaling", key(CONFIG, "rope_scaling", {"type": "yarn", "factor": 40}), "rope_scaling is present"),
     Row(C, "rope_theta twice", key(CONFIG, "rope_theta", 1e6), "outside and"),
     Row(C, "partial_rotary_factor", rope("partial_rotary_factor", 0.5), "only a part would be rotated"),
@@ -110,8 +104,7 @@ ROWS = [
     Row(C, "eos_token_id", key(CONFIG, "eos_token_id", [100_000]), "the vocabulary has"),
     Row(C, "pad_token_id", key(CONFIG, "pad_token_id", -1), "pad_token_id is -1"),
     Row(
-        C, "rope_theta of another model",
-        rope("rope_theta", 8e6),
+        C, "rope_theta of another model", rope("rope_theta", 8e6),
         r"differs from the source's in rope_parameters|were written", modes="hs",
     ),
 ]  # fmt: skip

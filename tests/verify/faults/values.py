@@ -90,9 +90,7 @@ def halved(ck: Linked) -> None:
 ROWS = [
     Row(N, "final norm zero", tensor("model.norm.weight", zeros), "every gain is zero", modes=VALUES),
     Row(
-        N, "final norm doubled",
-        tensor("model.norm.weight", lambda x: 2 * x),
-        "differ from 1 by up to 1", modes=VALUES,
+        N, "final norm doubled", tensor("model.norm.weight", lambda x: 2 * x), "differ from 1 by up to 1", modes=VALUES,
     ),
     Row(N, "one gain of the final norm", tensor("model.norm.weight", at(0.0, 5)), "differ from 1", modes=VALUES),
     Row(N, "a layer's norm zero", tensor(f"{LAYER}input_layernorm.weight", zeros), "every gain is zero", modes=VALUES),
@@ -101,31 +99,26 @@ ROWS = [
     Row(F, "router 2^20 times too large", tensor(ROUTER, lambda x: x * 2**20), "of its kind", "warning", modes=VALUES),
     Row(F, "router 2^20 times too large, source", tensor(ROUTER, lambda x: x * 2**20), "does not match", modes=SOURCE),
     Row(
-        F, "embedding and head swapped",
-        swapped("model.embed_tokens.weight", "lm_head.weight"),
+        F, "embedding and head swapped", swapped("model.embed_tokens.weight", "lm_head.weight"),
         "two are swapped", modes=VALUES,
     ),
     Row(Q, "INT4 zero, scales of weights", no_weights(EXPERT), "rows are all zero, but have the scale", modes=VALUES),
     Row(
-        Q, "INT8, one row zero",
-        tensor(f"{Q_B}.weight", lambda x: x.index_fill_(0, torch.tensor([4]), 0)),
+        Q, "INT8, one row zero", tensor(f"{Q_B}.weight", lambda x: x.index_fill_(0, torch.tensor([4]), 0)),
         "1 rows are all zero", modes=VALUES,
     ),
     Row(Q, "dead expert, as it is stored", dead_expert, "dead module", "warning", modes=VALUES),
     Row(Q, "dead expert, not in the source", dead_expert, "does not match", modes=SOURCE),
     Row(
-        Q, "INT8 below 127",
-        tensor(f"{Q_B}.weight", lambda x: x.clamp(-126, 126)),
+        Q, "INT8 below 127", tensor(f"{Q_B}.weight", lambda x: x.clamp(-126, 126)),
         "no integer of 127 in any row", modes="ph",
     ),
     Row(
-        Q, "INT8 halved",
-        tensor(f"{Q_B}.weight", lambda x: x // 2),
+        Q, "INT8 halved", tensor(f"{Q_B}.weight", lambda x: x // 2),
         "48 of 48 rows reach no integer of 100", modes=VALUES,
     ),
     Row(
-        Q, "INT8 -128 everywhere",
-        tensor(f"{Q_B}.weight", lambda x: torch.where(x < -30, -128, x)),
+        Q, "INT8 -128 everywhere", tensor(f"{Q_B}.weight", lambda x: torch.where(x < -30, -128, x)),
         "saturated", modes=VALUES,
     ),
     Row(
@@ -136,19 +129,16 @@ ROWS = [
     Row(Q, "INT8, constant row", tensor(f"{Q_B}.weight", at(127, 3)), "1 of 48 rows hold one value only", modes=VALUES),
     Row(S, "1e4", tensor(f"{Q_B}.weight_scale", at(1e4, 2, 0)), "row 2 has scale 1e\\+04", modes=VALUES),
     Row(
-        S, "all of a tensor 1e4",
-        tensor(f"{Q_B}.weight_scale", lambda x: x.fill_(1e4)),
+        S, "all of a tensor 1e4", tensor(f"{Q_B}.weight_scale", lambda x: x.fill_(1e4)),
         "its size is 1e\\+04", "warning", modes=VALUES,
     ),
     Row(
-        S, "not of bf16",
-        tensor(f"{Q_B}.weight_scale", lambda x: x * 1.001),
+        S, "not of bf16", tensor(f"{Q_B}.weight_scale", lambda x: x * 1.001),
         "not bf16-representable", "warning", modes=VALUES,
     ),
     Row(X, "two experts", copied(f"{LAYER}mlp.experts.0", f"{LAYER}mlp.experts.3"), "byte for byte", modes=VALUES),
     Row(
-        X, "gate is up",
-        copied(f"{LAYER}mlp.shared_experts.up_proj", f"{LAYER}mlp.shared_experts.gate_proj"),
+        X, "gate is up", copied(f"{LAYER}mlp.shared_experts.up_proj", f"{LAYER}mlp.shared_experts.gate_proj"),
         "byte for byte", modes="ph",
     ),
     Row(X, "a whole layer", copied("model.layers.1", "model.layers.2"), "byte for byte", "warning", modes=VALUES),
