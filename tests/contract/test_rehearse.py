@@ -20,6 +20,7 @@ from benchmarks.tools.make_model import write_hollow
 from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
 from tests.support.command import ROOT, glm5_ascend
+from tests.support.tiny_model import change_json
 
 pytestmark = pytest.mark.contract
 DESCRIPTION = "quant_model_description.json"
@@ -77,8 +78,7 @@ def changed(
     entries = CheckpointDir(source).entries.values()
     remaining = tensors({entry.name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for entry in entries})
     write_hollow(remaining, out / "model.safetensors")
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | (words or {})))
+    change_json(out / "config.json", **(words or {}))
     return out
 
 
@@ -194,9 +194,8 @@ def test_int8_indexer_keys_that_no_layer_has(
 ) -> None:
     """Layers are marked by a word that neither version knows: both keep bf16 keys and say nothing."""
     broken = changed(hollow("w4a8"), tmp_path / "broken", without())
-    message = json.loads((broken / DESCRIPTION).read_text())
-    message |= {f"model.layers.{layer}.self_attn.indexer.quant_type": "ANOTHER" for layer in range(4)}
-    (broken / DESCRIPTION).write_text(json.dumps(message))
+    other = {f"model.layers.{layer}.self_attn.indexer.quant_type": "ANOTHER" for layer in range(4)}
+    change_json(broken / DESCRIPTION, **other)
     extra = ["--additional-config", '{"enable_sparse_li_c8": true}']
     answer = rehearsed(request.getfixturevalue(line), broken, "a3-single-w4a8", *extra)
     assert "int8 indexer keys are requested, but no layer has them" in problems(answer)

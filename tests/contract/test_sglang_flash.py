@@ -19,6 +19,7 @@ from tests.contract.support.loaded import Checkpoint
 from tests.contract.support.sglang import SGLang, error_of, require
 from tests.contract.support.sglang_loaded import SGLangModel, models
 from tests.support.tiny_flash import with_floats, write_tiny_flash
+from tests.support.tiny_model import edited_json
 from tests.verify.support.editor import Checkpoint as Editor
 
 pytestmark = pytest.mark.contract
@@ -42,9 +43,9 @@ def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pyte
     """A folder per checkpoint, written by one process that imports SGLang once."""
     folder = tmp_path_factory.mktemp("sglang-flash")
     one_name = Path(shutil.copytree(checkpoints["flash-w4a8"], folder / "one-name"))
-    described = json.loads((one_name / DESCRIPTION).read_text())
-    remaining = {key: kind for key, kind in described.items() if not key.startswith("model.layers.")}
-    (one_name / DESCRIPTION).write_text(json.dumps(remaining))
+    with edited_json(one_name / DESCRIPTION) as described:
+        for key in [key for key in described if key.startswith("model.layers.")]:
+            del described[key]
     jobs = checkpoints | {ONE_NAME: one_name} | {key: without(key, checkpoints, folder) for key in KEYS}
     sglang.run([{"do": "load", "checkpoint": path, "out": folder / name} for name, path in jobs.items()], folder)
     return {name: folder / name for name in jobs}
@@ -53,10 +54,9 @@ def results(sglang: SGLang, checkpoints: dict[str, Path], tmp_path_factory: pyte
 def without(key: str, checkpoints: dict[str, Path], folder: Path) -> Path:
     """A copy whose config.json lacks a key of `text_config`, or of its linear_attn_config."""
     out = Path(shutil.copytree(checkpoints["flash-w4a8"], folder / f"no-{key}"))
-    config = json.loads((out / "config.json").read_text())
-    config["text_config"].pop(key, None)
-    config["text_config"]["linear_attn_config"].pop(key, None)
-    (out / "config.json").write_text(json.dumps(config))
+    with edited_json(out / "config.json") as config:
+        config["text_config"].pop(key, None)
+        config["text_config"]["linear_attn_config"].pop(key, None)
     return out
 
 

@@ -25,7 +25,7 @@ from tests.contract.support.sglang import SGLang, error_of, require
 from tests.contract.support.sglang_loaded import SGLangModel, models
 from tests.support.command import ROOT
 from tests.support.mixed_experts import write_mixed_experts
-from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.support.tiny_model import SHARED_INDEXER, change_json, write_tiny_model
 
 pytestmark = pytest.mark.contract
 RECIPES = sorted(path.stem for path in (ROOT / "quant_recipes").glob("*.yaml"))
@@ -56,16 +56,10 @@ def checkpoints(
         text.replace('["model.layers.{mtp}.*"]', '["model.layers.{mtp}.*", "model.layers.2.mlp.experts.*"]')
     )
     quantized[FLOAT_EXPERTS] = tiny_quantized(str(recipe))
-    quantized[UNKNOWN] = copied(quantized["w4a8"], folder / "unknown")
-    name = quantized[UNKNOWN] / "quant_model_description.json"
-    name.write_text(
-        json.dumps(json.loads(name.read_text()) | {"model.layers.1.self_attn.o_proj.weight": "W4A8_DYNAMIC"})
-    )
+    quantized[UNKNOWN] = Path(shutil.copytree(quantized["w4a8"], folder / "unknown"))
+    unknown = {"model.layers.1.self_attn.o_proj.weight": "W4A8_DYNAMIC"}
+    change_json(quantized[UNKNOWN] / "quant_model_description.json", **unknown)
     return quantized
-
-
-def copied(checkpoint: Path, out: Path) -> Path:
-    return Path(shutil.copytree(checkpoint, out))
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,12 @@ from glm5_ascend.fidelity import evaluate
 from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
 from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_flash import (
-    rename_as_msmodelslim,
-    tiny_flash_config,
-    with_floats,
-    write_tiny_flash,
-)
-from tests.support.tiny_model import SHARD, edited_tensors, write_tiny_model
+from tests.support.tiny_flash import rename_as_msmodelslim, tiny_flash_config, with_floats, write_tiny_flash
+from tests.support.tiny_model import SHARD, edited_json, edited_tensors, write_tiny_model
+from tests.verify.support.checkpoints import assert_clean
 
 LAYERS = "model.language_model.layers."
-EXPERT_TYPES = {
-    "flash-w4a8": "W4A8_DYNAMIC", "flash-w8a8": "W8A8_DYNAMIC", "flash-w4a8-best": "W4A8_DYNAMIC",
-}  # fmt: skip
+EXPERT_TYPES = {"flash-w4a8": "W4A8_DYNAMIC", "flash-w8a8": "W8A8_DYNAMIC", "flash-w4a8-best": "W4A8_DYNAMIC"}
 
 
 def description(directory: Path) -> dict[str, Any]:
@@ -58,9 +52,9 @@ def test_output_is_clean_and_matches_its_source(
 ) -> None:
     source = write_tiny_flash(tmp_path / "source", dtype=dtype, shards=2)
     out = tiny_quantized(recipe, source)
-    for against in (None, source):
-        report = verify(out, against=against)
-        assert report.ok and not report.findings, "\n".join(report.lines())
+    assert_clean(verify(out))
+    report = verify(out, against=source)
+    assert_clean(report)
     assert report.errors_by_tensor
     for row in report.errors_by_tensor:
         assert row.relative_error < row.limit / 2, row
@@ -80,9 +74,8 @@ def test_calibration_makes_the_error_of_the_outputs_smaller(tiny_quantized: Quan
 def test_tower_streams_and_files_keep_their_bytes(tiny_quantized: Quantized, tiny_flash: Path) -> None:
     out = tiny_quantized("flash-w4a8", tiny_flash)
     ours, theirs = CheckpointDir(out), CheckpointDir(tiny_flash)
-    unchanged = [
-        n for n in theirs.entries if any(part in n for part in ("visual", "hc_", "A_log", "dt_bias", "conv1d"))
-    ]
+    parts = "visual", "hc_", "A_log", "dt_bias", "conv1d"
+    unchanged = [name for name in theirs.entries if any(part in name for part in parts)]
     assert len(unchanged) == 78
     for name in (*unchanged, f"{LAYERS}1.self_attn.indexer.index_kpool_compress_gate", "lm_head.weight"):
         assert ours.read(name).dtype is theirs.read(name).dtype
@@ -97,25 +90,22 @@ def test_a_checkpoint_with_msmodelslims_names_is_verified(
     tiny_quantized: Quantized, tiny_flash: Path, tmp_path: Path
 ) -> None:
     out = rename_as_msmodelslim(tiny_quantized("flash-w8a8", tiny_flash), tmp_path / "out")
-    for against in (None, tiny_flash):
-        report = verify(out, against=against)
-        assert report.ok and not report.findings, "\n".join(report.lines())
+    assert_clean(verify(out))
+    assert_clean(verify(out, against=tiny_flash))
 
 
 def test_keys_that_transformers_leaves_out_are_stated(tmp_path: Path) -> None:
     """It writes what differs from its defaults; vllm-ascend has other defaults."""
     source = write_tiny_flash(tmp_path / "source", index_kpool=16, swiglu_limit=10.0)
-    config = json.loads((source / "config.json").read_text())
-    for key in ("index_kpool", "swiglu_limit", "topk_method", "scoring_func", "hc_mult", "n_shared_experts"):
-        del config["text_config"][key]
-    del config["vision_config"]["swiglu_limit"]
-    (source / "config.json").write_text(json.dumps(config))
+    with edited_json(source / "config.json") as config:
+        for key in ("index_kpool", "swiglu_limit", "topk_method", "scoring_func", "hc_mult", "n_shared_experts"):
+            del config["text_config"][key]
+        del config["vision_config"]["swiglu_limit"]
     assert in_process("quantize", source, tmp_path / "out", "--recipe", "flash-w4a8").returncode == 0
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["text_config"]["index_kpool"] == 16 and written["text_config"]["topk_method"] == "noaux_tc"
     assert written["vision_config"]["swiglu_limit"] == 10.0
-    report = verify(tmp_path / "out", against=source)
-    assert report.ok and not report.findings, "\n".join(report.lines())
+    assert_clean(verify(tmp_path / "out", against=source))
 
 
 def fused(source: Path, transposed: bool = False) -> None:
@@ -147,8 +137,7 @@ def test_other_names_give_the_same_checkpoint(
     first, second = CheckpointDir(tiny_quantized("flash-w4a8", tiny_flash)), CheckpointDir(out)
     assert first.entries.keys() == second.entries.keys() != CheckpointDir(source).entries.keys()
     assert all(torch.equal(first.read(name), second.read(name)) for name in first.entries)
-    report = verify(out, against=source)
-    assert report.ok and not report.findings, "\n".join(report.lines())
+    assert_clean(verify(out, against=source))
 
 
 def without(*names: str) -> Callable[[Path], None]:
@@ -165,9 +154,8 @@ def without(*names: str) -> Callable[[Path], None]:
 
 def text_key(name: str, value: object) -> Callable[[Path], None]:
     def edit(source: Path) -> None:
-        config = json.loads((source / "config.json").read_text())
-        config["text_config"][name] = value
-        (source / "config.json").write_text(json.dumps(config))
+        with edited_json(source / "config.json") as config:
+            config["text_config"][name] = value
 
     return edit
 
@@ -234,13 +222,10 @@ def test_sglang_finds_every_type_under_its_own_name(tiny_quantized: Quantized, e
     """SGLang's modules are model.layers.N; other writers have types under the names of the tensors only."""
     source = with_floats(write_tiny_flash(tmp_path / "source"))
     out = editable(tiny_quantized("flash-w4a8", source))
-    report = verify(out, engine="sglang", deep=False)
-    assert report.ok and not report.findings, "\n".join(report.lines())
-    path = out / "quant_model_description.json"
-    described = json.loads(path.read_text())
-    aliases = [key for key in described if key.startswith("model.layers.")]
-    assert {described[key] for key in aliases} == {"FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC"}
-    path.write_text(json.dumps({key: kind for key, kind in described.items() if key not in aliases}))
+    assert_clean(verify(out, engine="sglang", deep=False))
+    with edited_json(out / "quant_model_description.json") as described:
+        aliases = [key for key in described if key.startswith("model.layers.")]
+        assert {described.pop(key) for key in aliases} == {"FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC"}
     (finding,) = verify(out, engine="sglang", deep=False).findings
     assert finding.id == "engine.names" and verify(out, deep=False).ok
 

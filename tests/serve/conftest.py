@@ -14,6 +14,7 @@ from tests.serve.support.chat import ANSWER_LIMIT, API_KEY
 from tests.support.command import environment
 from tests.support.fork_server import ForkServer
 from tests.support.server_process import ENGINE_ENVIRONMENT
+from tests.support.tiny_model import edited_json
 
 SUPPORT = Path(__file__).parent / "support"
 ENGINE = "tests.serve.support.engine:main"
@@ -30,9 +31,8 @@ def float_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.json has `indexer_types` alone, which vLLM does not read.
     """
     model = tiny_checkpoints.write_float_checkpoint(tmp_path_factory.mktemp("float"), indexers="FSF")
-    config = json.loads((model / "config.json").read_text())
-    del config["index_topk_pattern"]
-    (model / "config.json").write_text(json.dumps(config))
+    with edited_json(model / "config.json") as config:
+        del config["index_topk_pattern"]
     return model
 
 

@@ -241,9 +241,18 @@ def write_tokenizer(directory: Path, special: Sequence[str] = SPECIAL_TOKENS, te
     (directory / "chat_template.jinja").write_text(template)
 
 
+@contextmanager
+def edited_json(path: Path) -> Iterator[dict[str, Any]]:
+    """The object of a JSON file, which is written again as it was changed."""
+    content = json.loads(path.read_text())
+    yield content
+    path.write_text(json.dumps(content))
+
+
 def change_json(path: Path, **values: Any) -> None:
     """Give keys of a JSON file other values."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with edited_json(path) as content:
+        content |= values
 
 
 def write_calibration(path: Path) -> Path:

@@ -12,18 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.training.outliers import plant
-from glm5_ascend.checkpoint.checks.report import Report
 from glm5_ascend.checkpoint.schemes import QUANTIZED
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
-from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf
-
-
-def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
-    assert report.ok, "\n".join(report.lines())
-    assert {finding.id for finding in report.findings} <= (warnings or set())
+from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf, assert_clean
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))

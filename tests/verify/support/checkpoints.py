@@ -10,6 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from glm5_ascend.checkpoint.checks.report import Report
 from tests.support.command import ROOT
 from tests.support.tiny_flash import write_tiny_flash
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
@@ -97,3 +98,8 @@ def as_msmodelslim(directory: Path, out: Path) -> Path:
     (out / INDEX).unlink()
     (out / REFERENCE_INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
     return out
+
+
+def assert_clean(report: Report, warnings: set[str] | None = None) -> None:
+    assert report.ok, "\n".join(report.lines())
+    assert {finding.id for finding in report.findings} <= (warnings or set())
