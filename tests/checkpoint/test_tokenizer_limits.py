@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
 from tests.support.command import TIMEOUT_S, environment, glm5_ascend, interruptible
 from tests.support.server_process import wait_for
-from tests.support.tiny_model import change_json
+from tests.support.tiny_model import change_json, edited_json
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -53,10 +52,8 @@ def test_a_normalizer_that_grows_is_not_loaded(source: Path) -> None:
 
 
 def test_an_added_token_without_end_is_not_loaded(source: Path) -> None:
-    path = source / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["added_tokens"][0]["content"] = "a" * 100_000
-    path.write_text(json.dumps(tokenizer))
+    with edited_json(source / "tokenizer.json") as tokenizer:
+        tokenizer["added_tokens"][0]["content"] = "a" * 100_000
     with pytest.raises(CheckpointError, match="an added token has 100000 characters"):
         SourceTokenizer(source).render(CHAT, None)
 

@@ -69,10 +69,8 @@ def test_the_text_says_what_the_json_says(answers: Answers) -> None:
 def test_a_long_run_is_the_steady_state(answers: Answers) -> None:
     for question, answer in answers[:10]:
         load = re.sub(r",requests=\d+", "", question["workload"])
-        layout = {"layout": answer.best.layout.text(), "slo": None, "nodes": None}
-        steady, long = (
-            plan(**question | layout | {"workload": text}).numbers for text in (load, f"{load},requests=1000000")
-        )
+        asked = question | {"layout": answer.best.layout.text(), "slo": None, "nodes": None}
+        steady, long = (plan(**asked | {"workload": text}).numbers for text in (load, f"{load},requests=1000000"))
         for name in OUTPUTS:
             assert long[name].value == pytest.approx(steady[name].value, rel=0.02), (question, name)
 
@@ -90,9 +88,8 @@ def test_json_rebuilds_the_layout(answers: Answers) -> None:
     for question, answer in answers:
         report = json.loads(json.dumps(answer.to_dict()))
         for shown, candidate in zip([report, *report["others"]], [answer.best, *answer.others], strict=False):
-            assert parse_layout(shown["layout"]["text"], answer.question.model.config, 1.0) == candidate.layout, (
-                question
-            )
+            rebuilt = parse_layout(shown["layout"]["text"], answer.question.model.config, 1.0)
+            assert rebuilt == candidate.layout, question
 
 
 def test_one_name_has_one_number(answers: Answers) -> None:
@@ -131,11 +128,8 @@ def test_more_machines_are_not_slower_and_do_not_lose_the_slo() -> None:
     for load, slo in (("in=3500,out=1500,concurrency=256", None), ("in=16000,out=1000,concurrency=64", "ttft=5s")):
         best, verdict = 0.0, MISSES
         for nodes in (1, 2, 4, 8):
-            answer = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).best
-            assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), (
-                load,
-                nodes,
-            )
+            answer, where = plan(quant="w4a8", nodes=nodes, workload=load, slo=slo).best, (load, nodes)
+            assert answer.verdict <= verdict and answer.value >= EQUAL * best * (answer.verdict == verdict), where
             best, verdict = max(best * (answer.verdict == verdict), answer.value), answer.verdict
 
 

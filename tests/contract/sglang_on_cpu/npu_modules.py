@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -51,18 +52,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         CONTENTS.get(module.__name__, lambda _: None)(module)
 
 
-class Stream:
-    """A stream that has always finished."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *_, **__: Stream() if name == "record_event" else None
-
-
 def torch_npu(module: Any) -> None:
     module.__version__ = torch.__version__.split("+")[0]
     module._apply_patches = module._apply_all_patches = lambda *_: None
@@ -84,8 +73,8 @@ def device(module: Any) -> None:
     module.current_device = lambda: 0
     module.mem_get_info = lambda *_: (60 << 30, 64 << 30)
     module.memory_allocated = module.max_memory_allocated = module.memory_reserved = lambda *_: 0
-    module.Stream = module.Event = module.ExternalStream = Stream
-    module.current_stream = module.default_stream = lambda *_: Stream()
+    module.Stream = module.Event = module.ExternalStream = MagicMock  # has always finished
+    module.current_stream = module.default_stream = lambda *_: MagicMock()
     module.stream = lambda *_: contextlib.nullcontext()
     module.get_device_name = lambda *_: CHIP
     module.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=64 << 30, name=CHIP)
@@ -106,14 +95,7 @@ def extensions(module: Any) -> None:
 
 def compiler_config(module: Any) -> None:
     """Asked for a backend of torch.compile, which is switched off on an NPU."""
-
-    class CompilerConfig:
-        def __getattr__(self, name: str) -> CompilerConfig:
-            value = CompilerConfig()
-            object.__setattr__(self, name, value)
-            return value
-
-    module.CompilerConfig = CompilerConfig
+    module.CompilerConfig = MagicMock
 
 
 def torchair(module: Any) -> None:

@@ -17,6 +17,8 @@ from tests.contract.support.loaded import FUSED, STACKS, Checkpoint, Tensors, eq
 FUSED_HERE = FUSED | {f"qkv_{kind}": tuple(f"{side}_{kind}" for side in "qkv") for kind in ("proj", "conv1d")}
 #: The draft shares these with the target (`set_embed_and_head`).
 SHARED = ("model.embed_tokens.weight", "lm_head.weight")
+#: And of the MTP layer in the files. The rotation is read by the model class, not by the loader.
+LEFT = ("embed_tokens.weight", "shared_head.head.weight")
 
 
 @dataclass
@@ -126,6 +128,19 @@ class SGLangModel:
         module, _, suffix = name.rpartition(".")
         parent, _, last = module.rpartition(".")
         return [[f"{parent}.{part}.{suffix}" for part in FUSED_HERE[last]]] if last in FUSED_HERE else [[name]]
+
+
+def check_parameters(loaded: dict[str, Any]) -> None:
+    """All tensors of the files but `LEFT` and the rotation are in parameters, bit for bit; the rest are zero biases."""
+    used = {"rot.weight"}
+    for name, model in loaded.items():
+        parameters, absent = model.compare_parameters()
+        used |= model.used
+        print(f"{name}: {len(parameters.equal)} parameters equal")
+        assert parameters.different == set() and len(parameters.equal) > 20
+        assert not [key for key, value in absent.items() if "norm" not in key or value.any()]
+    left = loaded["target"].checkpoint.files.entries.keys() - used
+    assert left == {loaded["draft"].mtp + name for name in LEFT}
 
 
 def models(folder: Path, directory: Path) -> dict[str, Any]:
