@@ -19,6 +19,15 @@ from glm5_kernels import ops
 _CHUNK = 2**20  # weights rotated at a time: what fits the processor's cache
 
 
+def has_hadamard(size: int) -> bool:
+    """True if `ops.hadamard` knows a matrix of this size."""
+    try:
+        ops.hadamard(torch.zeros(1, size), torch.ones(size))
+    except ops.KernelInputError:
+        return False
+    return True
+
+
 class Rotations:
     """One orthogonal matrix R per basis of the model's spec; the same on every device.
 
@@ -43,13 +52,11 @@ class Rotations:
         # The seed of each basis derives from its name, so adding one never changes another. Mixed by a hash, because
         # torch's CPU generator looks at the low 32 bits only.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {basis}".encode()))
-        try:
-            ops.hadamard(torch.zeros(1, size), torch.ones(size))
-        except ops.KernelInputError:
+        if not has_hadamard(size):
             raise RecipeError(
                 f"{self.config.path}: quarot: no Hadamard matrix of size {size} ({basis})",
                 "remove the quarot step from the recipe",
-            ) from None
+            )
         return (torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(self.device)
 
     def rotate(self, x: torch.Tensor, basis: str) -> torch.Tensor:

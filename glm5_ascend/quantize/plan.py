@@ -24,6 +24,7 @@ from glm5_ascend.checkpoint.types import (
 )
 from glm5_ascend.checkpoint.writer import TensorSpec
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.model.rotation import has_hadamard
 from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Vector, Weight
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
@@ -74,6 +75,11 @@ class QuantizationPlan:
             raise RecipeError(
                 f"recipe {recipe.metadata.config_id}: {self.config.spec.label} cannot be rotated (quarot) yet",
                 "give a recipe for it, such as --recipe flash-w4a8",
+            )
+        if self.cache_layers() and not has_hadamard(size := self.config.index_head_dim):
+            raise RecipeError(
+                f"{self.config.path}: fa3_quant: no Hadamard matrix of size {size} (index_head_dim)",
+                "remove the fa3_quant step from the recipe",
             )
         self.linears: dict[str, LinearPlan] = {}
         self._sizes = self.config.sizes

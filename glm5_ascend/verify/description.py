@@ -23,6 +23,7 @@ from glm5_ascend.checkpoint.types import (
     type_alias,
 )
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.rotation import has_hadamard
 from glm5_ascend.model.spec import Linear
 
 _AGAIN = "quantize again, or correct the description"
@@ -199,6 +200,9 @@ def _check_caches(description: Mapping[str, object], config: ModelConfig, report
             file=DESCRIPTION_NAME,
             fix="quantize again, or remove the key",
         )
+    elif marked and not has_hadamard(config.index_head_dim):
+        why = f"is given, but no Hadamard matrix has index_head_dim {config.index_head_dim} rows to rotate the keys by"
+        _key_error(report, key, why, "quantize again without the step fa3_quant")
     elif marked and key not in description:
         _key_error(report, key, f"is missing, but {marked[0]} is there: the engine would not build its INT8 cache")
 

@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import RecipeError
+from glm5_ascend.quantize import quantize
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import Selector
-from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from glm5_ascend.verify import verify
+from tests.support.tiny_model import SHARED_INDEXER, change_json, write_tiny_model
 
 DYNAMIC = {"scope": "per_token", "dtype": "int8", "symmetric": True}
 STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
@@ -180,3 +182,14 @@ def test_plan_promises_exactly_what_is_written(tiny_w4a8: Path, tiny_source: Pat
     rows = plan.summary()
     assert sum(row[3] for row in rows) == sum(t.nbytes for t in plan.outputs())
     assert ("routed experts", "W4A8_DYNAMIC", 2 * 4 * 3) in [row[:3] for row in rows]
+
+
+def test_int8_caches_of_a_size_without_a_hadamard_matrix_are_refused(tmp_path: Path) -> None:
+    """By the plan, and by `verify` in the output of another program."""
+    source = write_tiny_model(tmp_path / "source", index_head_dim=92)
+    with pytest.raises(RecipeError, match=r"no Hadamard matrix of size 92 \(index_head_dim\)"):
+        QuantizationPlan(open_source(source), load_recipe(find_recipe("w8a8c8")))
+    quantize(str(source), str(tmp_path / "out"), recipe="w8a8")
+    keys = {f"model.layers.{layer}.self_attn.indexer.quant_type": "INT8_DYNAMIC" for layer in range(4)}
+    change_json(tmp_path / "out/quant_model_description.json", indexer_quant_type="INT8_DYNAMIC", **keys)
+    assert "no Hadamard matrix has index_head_dim 92 rows" in str(verify(tmp_path / "out", deep=False).lines())
