@@ -50,13 +50,8 @@ def answers(line: RehearsalEnvironment, tmp_path_factory: pytest.TempPathFactory
     commands: dict[str, Any] = {}
     for profile, written, node in ROLES:
         role = written.for_line(vllm_ascend_line(version))
-        built = command(
-            profile,
-            role,
-            ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo"),
-            str(model),
-            [],
-        )
+        options = ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo")
+        built = command(profile, role, options, str(model), [])
         # The tiny model has three layers, and 0.30 counts.
         stages = {name: "2,1" for name in built.env if name == "VLLM_PP_LAYER_PARTITION"}
         commands[key(profile, role, node)] = {"env": built.env | stages, "argv": built.argv}

@@ -49,16 +49,10 @@ def answers(sglang: SGLang, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("sglang-profiles")
     model = write_tiny_model(folder / "glm5", max_position_embeddings=202752)
     (model / "quant_model_description.json").write_text(json.dumps({"group_size": 0, "version": "1.0.0"}))
-    lines = {
-        key(profile, role, node): command(
-            profile,
-            role,
-            ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo"),
-            str(model),
-            [],
-        ).argv
-        for profile, role, node in ROLES
-    }
+    lines = {}
+    for profile, role, node in ROLES:
+        options = ServeOptions("DIR", node=node, rank=0, head="127.0.0.1", ip="127.0.0.1", nic="lo")
+        lines[key(profile, role, node)] = command(profile, role, options, str(model), []).argv
     single = load(SINGLE)
     for name, flags in (OLD | NEW).items():
         lines[name] = command(single, single.role(None), ServeOptions("DIR"), str(model), flags).argv

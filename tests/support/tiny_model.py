@@ -86,37 +86,20 @@ def tiny_config(**overrides: Any) -> dict[str, Any]:
     return {key: value for key, value in (config | overrides).items() if value is not None}
 
 
-def write_tiny_model(
-    directory: Path,
-    *,
-    dtype: str = "bfloat16",
-    shards: int = 1,
-    index: bool = True,
-    mtp_copies: bool = True,
-    tokenizer: bool = True,
-    seed: int = 0,
-    **overrides: Any,
-) -> Path:
+def write_tiny_model(directory: Path, *, dtype: str = "bfloat16", **options: Any) -> Path:
     """Write a checkpoint into `directory` (created) and return it.
 
     Args:
         dtype: "bfloat16", "float16", "float32", or "fp8": e4m3 blocks with `weight_scale_inv` for the linears.
-        mtp_copies: store the MTP layer's embedding and head, which a source may leave out.
-        overrides: keys of config.json, e.g. `**SHARED_INDEXER`.
+        options: of `write_random_model`, such as `mtp_copies` (store the MTP layer's embedding and head, which a source
+            may leave out); all others are keys of config.json, e.g. `**SHARED_INDEXER`.
     """
-    config = tiny_config(**{"dtype": "bfloat16" if dtype == "fp8" else dtype} | overrides)
+    names = ("shards", "index", "mtp_copies", "tokenizer", "seed")
+    stored = {name: options.pop(name) for name in names if name in options}
+    config = tiny_config(**{"dtype": "bfloat16" if dtype == "fp8" else dtype} | options)
     if dtype == "fp8":
         config["quantization_config"] = FP8_KEYS
-    return write_random_model(
-        directory,
-        config,
-        dtype=dtype,
-        shards=shards,
-        index=index,
-        mtp_copies=mtp_copies,
-        tokenizer=tokenizer,
-        seed=seed,
-    )
+    return write_random_model(directory, config, dtype=dtype, **stored)
 
 
 def write_random_model(
