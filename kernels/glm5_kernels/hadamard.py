@@ -22,6 +22,8 @@ from torch import Tensor
 from glm5_kernels.contract import WRITTEN
 from glm5_kernels.errors import KernelInputError
 
+SYLVESTER = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float32)
+
 
 class Hadamard(NamedTuple):
     """x times `weight` times the Hadamard matrix of size n along `dim`, in place; returns x."""
@@ -81,7 +83,7 @@ def core_matrix(order: int) -> torch.Tensor:
     """The core, entries +-1, fp32 [order, order]."""
     construction = paley(order)
     if construction is None:
-        return torch.ones(1, 1)
+        return torch.ones(1, 1, dtype=torch.float32)
     p, exponent, doubled = construction
     character = _characters(p, exponent)
     bordered = torch.zeros(len(character) + 1, len(character) + 1)
@@ -89,9 +91,9 @@ def core_matrix(order: int) -> torch.Tensor:
     bordered[1:, 1:] = character
     identity = torch.eye(len(bordered))
     if not doubled:
-        return bordered + identity
-    plus, minus = torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
-    return torch.kron(bordered, plus) + torch.kron(identity, minus)
+        return (bordered + identity).float()
+    minus = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
+    return (torch.kron(bordered, SYLVESTER) + torch.kron(identity, minus)).float()
 
 
 def _characters(p: int, exponent: int) -> torch.Tensor:
@@ -121,5 +123,5 @@ def hadamard_matrix(order: int) -> torch.Tensor:
     """The Hadamard matrix of this size, entries +-1, fp32."""
     matrix = core_matrix(core_order(order))
     while matrix.shape[0] < order:
-        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+        matrix = torch.kron(matrix, SYLVESTER)
     return matrix

@@ -149,6 +149,8 @@ def contract(op: str) -> Any:
 @functools.cache
 def load(op: str, implementation: str) -> Callable[..., Any]:
     """The function of one implementation; it takes the op's operands and checks them against the contract."""
+    import torch
+
     from glm5_kernels.contract import check
 
     operands_of = contract(op)
@@ -159,7 +161,15 @@ def load(op: str, implementation: str) -> Callable[..., Any]:
     def run(*arguments: Any, **keywords: Any) -> Any:
         operands = operands_of(*arguments, **keywords)
         check(operands)
-        return compute(operands)
+        default = torch.get_default_dtype()
+        if default == torch.float32:
+            return compute(operands)
+        # An engine makes its model in the model's dtype; a tensor that an op makes without stating one is fp32.
+        torch.set_default_dtype(torch.float32)
+        try:
+            return compute(operands)
+        finally:
+            torch.set_default_dtype(default)
 
     return run
 

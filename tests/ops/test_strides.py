@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from glm5_kernels import registry
+from glm5_kernels import hadamard, registry
 from glm5_kernels.contract import tensor_specs
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.native import library
@@ -73,3 +73,19 @@ def test_strides_change_nothing(op: str, name: str) -> None:
 def test_an_expanded_operand_is_not_written() -> None:
     with pytest.raises(KernelInputError, match="x is written"):
         registry.load("hadamard", "cpu")(torch.ones(1, 64).expand(3, 64), torch.ones(64), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("op", OPS)
+def test_the_default_dtype_changes_nothing(op: str, dtype: torch.dtype) -> None:
+    """vllm-ascend sets it to the model's: a buffer of fp32 made as bf16 was half as long as what was written."""
+    case = small_cases(op)[0]
+    expected = results(op, case, -1, torch.clone)
+    hadamard.core_matrix.cache_clear(), hadamard.hadamard_matrix.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        got = results(op, case, -1, torch.clone)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got is not None and expected is not None
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(got, expected, strict=True))
