@@ -39,7 +39,7 @@ def results(op: str, case: Case, number: int, change: Change) -> list[torch.Tens
         return None
     written = [arguments[spec.number] for spec in tensor_specs(registry.contract(op)) if spec.written]
     outputs = output if isinstance(output, tuple) else () if output is None else (output,)
-    return [torch.as_tensor(x) for x in (*outputs, *written)]
+    return [torch.as_tensor(x, dtype=getattr(x, "dtype", torch.float64)) for x in (*outputs, *written)]
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
