@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,10 +71,8 @@ def test_a_command_to_paste_is_no_open_server(tiny_w4a8: Path, tmp_path: Path, m
         return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, env=variables)
 
     plan = in_process("plan", "--quant", "w4a8").stdout.split("run it: ")[-1].split("\n\n")[0].replace("\n", " ")
-    texts = [plan]
-    for profile in ("a3-single-w4a8", "a3-single-w4a8-sglang"):
-        shown = in_process("serve", tiny_w4a8, "--profile", profile, "--dry-run")
-        texts.append(shown.stdout)
+    profiles = ("a3-single-w4a8", "a3-single-w4a8-sglang")
+    texts = [plan, *(in_process("serve", tiny_w4a8, "--profile", name, "--dry-run").stdout for name in profiles)]
     for text in texts:
         refused = pasted(text)
         assert refused.returncode != 0 and "VLLM_API_KEY: set it" in refused.stderr and not refused.stdout, text
@@ -127,8 +126,6 @@ def test_a_key_that_cannot_be_sent(key: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["d[bold]", "d*", os.fsdecode(b"d\xe9"), "d\x1b"], ids=ascii)
 def test_a_folder_that_vllm_cannot_name(name: str, tiny_w4a8: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(tiny_w4a8, tmp_path / name))
     done = in_process("serve", folder)
     assert_one_clear_line(done, 2, "vLLM finds no weights below such a name")
@@ -142,9 +139,7 @@ def test_a_stop_after_the_last_line_changes_nothing() -> None:
         "class Last:\n"
         "    def __del__(self, write=os.write, sleep=time.sleep):\n"
         "        write(1, b'#'); sleep(2)\n"
-        "sys.argv = ['glm5-ascend', '--version']\n"
-        "keep = Last()\n"
-        "sys.modules['keeps'] = keep\n"
+        "sys.argv, sys.modules['keeps'] = ['glm5-ascend', '--version'], Last()\n"
         "import glm5_ascend.__main__ as start\n"
         "start.main()\n"
     )

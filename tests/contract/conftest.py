@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, install, new_environment, prepare
+from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment, prepare
 from tests.contract.support import sglang as sglang_support
 from tests.contract.support.loaded import Load, Loaded, read_loaded
-from tests.contract.support.peers import named_interpreter
+from tests.contract.support.peers import interpreter_with, named_interpreter
 from tests.contract.support.sglang import SGLang
 from tests.support.command import ROOT
 
@@ -23,11 +23,8 @@ SCRIPTS = Path(__file__).parent / "vllm_ascend_on_cpu"
 @pytest.fixture(scope="session")
 def msmodelslim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the real 26.1.0; MSMODELSLIM_PYTHON names one that has it already."""
-    python = named_interpreter("MSMODELSLIM_PYTHON")
-    if python is None:
-        python = new_environment(tmp_path_factory.mktemp("msmodelslim") / "venv")
-        install(python, "msmodelslim==26.1.0", "transformers==5.4.0")
-    return python
+    folder = tmp_path_factory.mktemp("msmodelslim") / "venv"
+    return interpreter_with("MSMODELSLIM_PYTHON", folder, "msmodelslim==26.1.0", "transformers==5.4.0")
 
 
 def rehearsal_environment(variable: str, line: str, folder: Path) -> RehearsalEnvironment:

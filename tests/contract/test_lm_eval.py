@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.demo_model.resources import write_demo_model
-from glm5_ascend.deploy.rehearsal.environment import install, new_environment
-from tests.contract.support.peers import named_interpreter
+from tests.contract.support.peers import interpreter_with
 from tests.support.command import ROOT, in_process
 from tests.support.documents import document, shell_lines
 from tests.support.server_process import started_server
@@ -26,11 +25,8 @@ COMMANDS = [line for line in shell_lines(document("glm5_ascend/fidelity/README.m
 @pytest.fixture(scope="module")
 def lm_eval(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the program; LM_EVAL_PYTHON names an interpreter that has it already."""
-    python = named_interpreter("LM_EVAL_PYTHON")
-    if python is None:
-        python = new_environment(tmp_path_factory.mktemp("lm_eval") / "venv")
-        install(python, "lm-eval[api]==0.4.12", "transformers==5.19.0")
-    return python.parent
+    folder = tmp_path_factory.mktemp("lm_eval") / "venv"
+    return interpreter_with("LM_EVAL_PYTHON", folder, "lm-eval[api]==0.4.12", "transformers==5.19.0").parent
 
 
 @pytest.fixture(scope="module")

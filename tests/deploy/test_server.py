@@ -147,11 +147,10 @@ def test_ranks_are_bound_to_their_cores(directory: Path, monkeypatch: pytest.Mon
 
 
 def test_dry_run_as_a_shell_command_as_json_and_as_a_function(directory: Path) -> None:
-    line = in_process("serve", directory, "--port", "8123", "--dry-run", "--", "--seed", "1").stdout
+    words = ("serve", directory, "--port", "8123", "--dry-run")
+    line = in_process(*words, "--", "--seed", "1").stdout
     assert "--port 8123" in line and line.rstrip().endswith("--seed 1")
-    report = json.loads(
-        in_process("serve", directory, "--port", "8123", "--dry-run", "--json", "--", "--seed", "1").stdout
-    )
+    report = json.loads(in_process(*words, "--json", "--", "--seed", "1").stdout)
     assert report == serve(str(directory), ["--seed", "1"], port=8123, dry_run=True).to_dict()
     assert report["argv"][-2:] == ["--seed", "1"] and report["env"]["HF_HUB_OFFLINE"] == "1" and report["ok"] is True
     assert in_process("serve", directory, "--json").returncode == 2

@@ -47,9 +47,8 @@ def test_the_best_positions_are_the_first_of_a_stable_sort(k: int) -> None:
 
 def test_finite_numbers_do_not_need_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens with NaN are computed again by the reference: it would hide a NaN that the C++ makes."""
-    monkeypatch.setattr(
-        attention.attention_reference, "sparse_flash_attention", lambda _: pytest.fail("computed again")
-    )
+    reference_module, again = attention.attention_reference, lambda _: pytest.fail("computed again")
+    monkeypatch.setattr(reference_module, "sparse_flash_attention", again)
     case = next(case for case in cases(ops=["sparse_flash_attention"]) if case.variant.startswith("chunk, bfloat16"))
     assert cpu.sparse_flash_attention(*case.arguments)[0].isfinite().all()
 
@@ -75,16 +74,13 @@ def test_threads_change_no_bit(dtype: torch.dtype) -> None:
     batch = paged_batch([5000, 77], [1, 30], block_size=16)
     q, w, before = torch.randn(31, 64, 64).to(dtype), torch.randn(31, 64), torch.get_num_threads()
     keys = batch.cache([torch.randn(5000, 64).to(dtype), torch.randn(77, 64).to(dtype)])
-    results = []
+    one, results = PagedBatch(*(x[:n] for x, n in zip(batch.paged, (2, 1, 1), strict=True))), []
     for count in (1, 3):
         torch.set_num_threads(count)
         selected = cpu.lightning_indexer(q, keys, w, batch.paged, 32)
         attended = [
             cpu.sparse_flash_attention(q[:t], q[:t, :, :32], keys, keys[..., :32], selected[:t], few, 0.1)
-            for t, few in (
-                (31, batch.paged),
-                (1, PagedBatch(*(x[:n] for x, n in zip(batch.paged, (2, 1, 1), strict=True)))),
-            )
+            for t, few in ((31, batch.paged), (1, one))
         ]
         results.append((selected, *attended[0], *attended[1]))
     torch.set_num_threads(before)
