@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,12 @@ def rows() -> list[DoctorRow]:
         ("CANN", here.get("cann"), ""),
         ("driver", version_in(Path("/", DRIVER)), ""),
     ]
-    rows = [DoctorRow(item, value or "not installed", note=note if value else "") for item, value, note in items]
-    rows = [replace(row, status="ok") if (row.item, row.value) == ("vllm", tested) else row for row in rows]
+    rows = [
+        DoctorRow(
+            item, value or "not installed", "ok" if (item, value) == ("vllm", tested) else "info", note * bool(value)
+        )
+        for item, value, note in items
+    ]
     one_set = [] if vllm_ascend is None else [set_row(vllm_ascend, here.get("cann"))]
     return [*rows, *one_set, *kernel_rows(), *serving_rows()]
 
