@@ -126,18 +126,13 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
 
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
-    server = ServeOptions("DIR", node=2, rank=0, head="10.0.0.1", ip="10.0.0.3", nic="eth0")
-    argv = command(profile, profile.role(None), server, "DIR", []).argv
+    last = ServeOptions("DIR", node=2, rank=0, head="10.0.0.1", ip="10.0.0.3", nic="eth0")
+    argv = command(profile, profile.role(None), last, "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
-    first = command(
-        profile,
-        profile.role(None),
-        ServeOptions("DIR", node=0, rank=0, head="10.0.0.1", ip="10.0.0.1", nic="eth0"),
-        "DIR",
-        [],
-    ).argv
-    assert "--headless" not in first and value_of(first, "--api-server-count") == "4"
+    first = ServeOptions("DIR", node=0, rank=0, head="10.0.0.1", ip="10.0.0.1", nic="eth0")
+    argv = command(profile, profile.role(None), first, "DIR", []).argv
+    assert "--headless" not in argv and value_of(argv, "--api-server-count") == "4"
 
 
 def test_ranks_of_sglang_differ_in_their_number_alone() -> None:

@@ -190,8 +190,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "deploy",
         "ranks of the second node start at its number",
-        '"start_rank": str(place.node * role.local_ranks),',
-        '"start_rank": str(place.node),',
+        '"start_rank": str(options.node * role.local_ranks),',
+        '"start_rank": str(options.node),',
         "test_a_second_node_has_no_api_server",
     ),
     fault(
