@@ -55,6 +55,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def torch_npu(module: Any) -> None:
     module.__version__ = torch.__version__.split("+")[0]
     module._apply_patches = module._apply_all_patches = lambda *_: None
+    torch.ops.npu = Module("torch.ops.npu")  # layers keep its operators when they are made
     module.npu_format_cast = torch.ops.npu.npu_format_cast = lambda tensor, *_, **__: tensor  # no NZ layout
 
 
