@@ -49,7 +49,7 @@ class NoOptions:
 
 
 class Command(TyperCommand):
-    """A command that refuses empty words, and leaves what follows `--` to the engine."""
+    """A command that refuses empty words and missing values, and leaves what follows `--` to the engine."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,10 +60,13 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what stands before `--`. A variable of a script that is not set gives an empty word."""
         options = args[: args.index("--")] if "--" in args else args
+        flags = {name: getattr(param, "is_flag", False) for param in self.params for name in param.opts}
         for before, word in zip(["", *options], options, strict=False):
             if not word or (word.startswith("--") and word.endswith("=")):
                 name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
                 raise ConfigError(f"{name}: an empty value", "give a value, or leave it out")
+            if before.startswith("-") and flags.get(before) is False and word.startswith("-") and word in flags:
+                raise ConfigError(f"{before}: no value stands before {word}", "give a value, or leave it out")
         if not (ctx.allow_extra_args and "--" in args):
             return super().parse_args(ctx, args)
         position = args.index("--")

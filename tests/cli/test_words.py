@@ -38,6 +38,7 @@ def test_a_shell_word_means_the_text(text: str) -> None:
         (["verify", ""], "an argument: an empty value"),
         (["serve", "x", "--head", ""], "--head: an empty value"),
         (["deploy", "render", "--profile", ""], "--profile: an empty value"),
+        (["rehearse", "--prepare", "--line", "0.30"], "--prepare: no value stands before --line"),
     ],
 )
 def test_empty_values(words: list[str], problem: str) -> None:
