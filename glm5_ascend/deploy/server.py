@@ -12,9 +12,9 @@ from pathlib import Path
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis.preflight import other_weights, preflight, print_broken, quick_check
 from glm5_ascend.deploy.profiles.command import command, user_flags, verify_name
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
+from glm5_ascend.deploy.rules.preflight import other_weights, preflight, print_broken, quick_check
 from glm5_ascend.engine_lines import CPU, SGLANG
 from glm5_ascend.errors import CheckFailedError, CheckpointError, ConfigError, MissingEnvironmentError, shortened
 from glm5_ascend.files.untrusted import read_bytes

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.flag_tables import text
 from glm5_ascend.deploy.planning.commands import with_commands
 from glm5_ascend.deploy.planning.ranks import engine_of
 from glm5_ascend.deploy.planning.roles import argv, roles
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rules.preflight import preflight
 from glm5_ascend.engine_lines import STABLE, VLLM_CPU_032
 from glm5_ascend.plan.api import Plan
 from glm5_ascend.plan.layout import parse_layout

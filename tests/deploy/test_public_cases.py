@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles import command as profile_command
 from glm5_ascend.deploy.profiles.load import load, names
 from glm5_ascend.deploy.rules.facts import of_command
+from glm5_ascend.deploy.rules.preflight import preflight
 from glm5_ascend.deploy.rules.variables import bad_variables, unknown_variables
 from glm5_ascend.engine_lines import LINES, VLLM_ASCEND_023, VLLM_ASCEND_030
 from glm5_ascend.serve import flag_table as tables

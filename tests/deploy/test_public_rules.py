@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from glm5_ascend.deploy.diagnosis.preflight import facts_for, preflight, stage_on_shared
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rules.preflight import facts_for, preflight, stage_on_shared
 from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from tests.conftest import Copy
 from tests.deploy.support.public_cases import PROFILE, broken

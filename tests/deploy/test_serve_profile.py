@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.deploy.diagnosis.doctor import checkpoint_rows
-from glm5_ascend.deploy.diagnosis.preflight import quick_check
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.deploy.rules.preflight import quick_check
 from glm5_ascend.deploy.server import checked_command
 from glm5_ascend.engine_lines import SGLANG
 from glm5_ascend.errors import CheckFailedError

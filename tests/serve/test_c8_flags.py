@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rules.preflight import preflight
 from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
 from glm5_ascend.serve.c8_flags import with_flags
 

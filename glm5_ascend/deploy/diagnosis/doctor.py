@@ -12,11 +12,11 @@ from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.diagnosis.machine import PROBLEM, WARNING, DoctorRow
-from glm5_ascend.deploy.diagnosis.preflight import Preflight, other_weights, preflight, quick_check
 from glm5_ascend.deploy.options import DoctorOptions
 from glm5_ascend.deploy.profiles.command import verify_name
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rules.load import ERROR, rules
+from glm5_ascend.deploy.rules.preflight import Preflight, other_weights, preflight, quick_check
 from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_ENVIRONMENT, EXIT_OK, ConfigError, json_frame
 from glm5_ascend.options import with_options
 from glm5_ascend.serve.servable import check_directory

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight, print_broken
 from glm5_ascend.deploy.options import RenderOptions, RenderTarget
 from glm5_ascend.deploy.profiles.load import Profile, load
 from glm5_ascend.deploy.rendering.context import Files
 from glm5_ascend.deploy.rendering.values import PodValues
+from glm5_ascend.deploy.rules.preflight import preflight, print_broken
 from glm5_ascend.errors import ConfigError, OutputError, json_frame, shown
 from glm5_ascend.files.written import new_folder, write_file
 from glm5_ascend.files.yaml_file import read_yaml

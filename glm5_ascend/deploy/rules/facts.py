@@ -1,6 +1,6 @@
 """Facts for the rules, by name: of a profile, of an engine's command line in normal form, and of its environment.
 
-Those of a machine come from `diagnosis.machine`, of a checkpoint from `diagnosis.preflight`.
+Those of this machine come from `machine`, of a checkpoint from `preflight`.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ from packaging.version import Version
 from glm5_ascend.checkpoint.index import read_weight_map
 from glm5_ascend.checkpoint.summary import summarize
 from glm5_ascend.deploy import doctor
-from glm5_ascend.deploy.diagnosis import machine, preflight
 from glm5_ascend.deploy.diagnosis.doctor import profile_rows
+from glm5_ascend.deploy.diagnosis.machine import DRIVER, set_row
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rules import machine, preflight
 from glm5_ascend.engine_lines import SGLANG_05, VLLM_ASCEND_023, VLLM_ASCEND_030, vllm_ascend_line
+from glm5_ascend.serve import environment
 from glm5_ascend.serve import versions as sets
-from glm5_ascend.serve.environment import version_of
 from tests.conftest import Copy
 from tests.support.command import in_process
 from tests.support.tiny_model import change_json
@@ -37,7 +38,7 @@ def atlas(root: Path, dies: int, cann: str) -> Path:
     folder = root / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux"
     folder.mkdir(parents=True)
     (folder / "ascend_toolkit_install.info").write_text(TOOLKIT.format(cann))
-    driver = root / machine.DRIVER
+    driver = root / DRIVER
     driver.parent.mkdir(parents=True)
     driver.write_text("Version=25.5.1\nascendhal_version=7.35.23\n")
     return root
@@ -48,12 +49,11 @@ def test_an_atlas_is_read(cann: str, tmp_path: Path) -> None:
     root = atlas(tmp_path, 16, cann)
     facts = machine.facts(root)
     assert facts["device_count"] == 16 and facts["cann"] == cann
-    assert machine.version_in(root / machine.DRIVER) == "25.5.1"
+    assert machine.version_in(root / DRIVER) == "25.5.1"
 
 
 def test_hbm_from_npu_smi() -> None:
-    assert machine.hbm_gib(NPU_SMI) == 64
-    assert machine.hbm_gib("") is None
+    assert machine.hbm_gib(NPU_SMI) == 64 and machine.hbm_gib("") is None
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_a_pre_release_is_of_its_own_line() -> None:
         assert sets.expected_packages(between) == (f"vllm-ascend {between}", {"vllm": between[:6]})
     built = "0.30.1.dev0+g182b75e"
     assert sets.expected_packages(built) == (f"vllm-ascend {built}", {})
-    assert machine.set_row(built, "9.1.0").status == "info"
+    assert set_row(built, "9.1.0").status == "info"
     assert sets.expected_packages("0.23.0.post1")[0] == "vllm-ascend 0.23"
 
 
 def test_a_pre_release_without_a_row_goes_with_the_vllm_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = "0.28.0"
-    monkeypatch.setattr(machine.environment, "version_of", lambda *names: vllm if "vllm" in names else None)
-    good = machine.set_row("0.28.0rc1", "9.9.9")
+    monkeypatch.setattr(environment, "version_of", lambda *names: vllm if "vllm" in names else None)
+    good = set_row("0.28.0rc1", "9.9.9")
     assert good.status == "info" and "goes with vLLM 0.28.0" in good.note
-    bad = machine.set_row("0.29.0rc1", "9.9.9")
+    bad = set_row("0.29.0rc1", "9.9.9")
     assert bad.status == "problem" and "vllm 0.28.0 (the set: 0.29.0)" in bad.value
 
 
@@ -161,8 +161,8 @@ def test_doctor_tells_the_truth_about_this_machine() -> None:
     rows = {row.item: row for row in doctor().rows}
     here = len(list(Path("/dev").glob("davinci[0-9]*")))
     assert rows["NPUs"].value == (str(here) if here else "none")
-    assert rows["torch"].value == version_of("torch")
-    assert ("set" in rows) == (version_of("vllm-ascend") is not None)
+    assert rows["torch"].value == environment.version_of("torch")
+    assert ("set" in rows) == (environment.version_of("vllm-ascend") is not None)
 
 
 def test_a_profile_is_judged_with_the_checkpoint(tiny_w4a8: Path) -> None:

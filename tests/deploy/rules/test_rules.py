@@ -10,13 +10,13 @@ import yaml
 from packaging.version import Version
 
 from glm5_ascend.checkpoint.summary import summarize
-from glm5_ascend.deploy.diagnosis import machine
-from glm5_ascend.deploy.diagnosis.preflight import facts_for
 from glm5_ascend.deploy.profiles.command import open_command
 from glm5_ascend.deploy.profiles.load import load, names
+from glm5_ascend.deploy.rules import machine
 from glm5_ascend.deploy.rules.expression import holds, names_in
 from glm5_ascend.deploy.rules.facts import COMMON, of_command, of_profile, of_sglang_command
 from glm5_ascend.deploy.rules.load import ERROR, WARNING, judge, rules
+from glm5_ascend.deploy.rules.preflight import facts_for
 from glm5_ascend.engine_lines import SGLANG, SGLANG_05, STABLE, VLLM_ASCEND_030
 from glm5_ascend.serve.flag_table import FlagTable, flag_table
 from glm5_ascend.serve.flags import normal_form, parsed_flags, without

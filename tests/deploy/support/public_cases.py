@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glm5_ascend.deploy.diagnosis.preflight import preflight
 from glm5_ascend.deploy.profiles.load import load
+from glm5_ascend.deploy.rules.preflight import preflight
 
 PROFILE = "a3-single-w4a8"
 

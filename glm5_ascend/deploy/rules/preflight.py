@@ -15,10 +15,10 @@ from packaging.version import InvalidVersion, Version
 
 from glm5_ascend.checkpoint.summary import CheckpointSummary
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
-from glm5_ascend.deploy.diagnosis import machine
 from glm5_ascend.deploy.profiles.command import open_command, user_flags
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules import facts as rule_facts
+from glm5_ascend.deploy.rules import machine
 from glm5_ascend.deploy.rules.load import ERROR, Rule, judge
 from glm5_ascend.engine_lines import NPU, SGLANG, EngineLine
 from glm5_ascend.errors import ConfigError
