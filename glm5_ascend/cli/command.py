@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.options import Argument, ExtraArguments, Option, OptionField, option_fields
@@ -60,12 +60,13 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what stands before `--`. A variable of a script that is not set gives an empty word."""
         options = args[: args.index("--")] if "--" in args else args
-        flags = {name: getattr(param, "is_flag", False) for param in self.params for name in param.opts}
+        params = (param for param in self.get_params(ctx) if isinstance(param, TyperOption))
+        flags = {name: param.is_flag for param in params for name in param.opts}
         for before, word in zip(["", *options], options, strict=False):
             if not word or (word.startswith("--") and word.endswith("=")):
                 name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
                 raise ConfigError(f"{name}: an empty value", "give a value, or leave it out")
-            if before.startswith("-") and flags.get(before) is False and word.startswith("-") and word in flags:
+            if flags.get(before) is False and word in flags:
                 raise ConfigError(f"{before}: no value stands before {word}", "give a value, or leave it out")
         if not (ctx.allow_extra_args and "--" in args):
             return super().parse_args(ctx, args)

@@ -42,8 +42,8 @@ def thread_groups(ranks: int) -> str:
 def variables(ranks: int) -> dict[str, str]:
     """Environment of a server with so many ranks of tensor parallel: its threads, and the cores of each rank."""
     bound = {BIND: thread_groups(ranks)} if ranks > 1 and BIND not in os.environ else {}
-    # Idle threads of OpenMP spin until the next op of a step, some 0.1 ms, then sleep: steps of 8 requests took a fifth
-    # longer without. On cores that other programs use, threads that spin for good made an op of 1 ms take 20.
+    # Idle threads of OpenMP spin for a moment, in which a step's next op begins, then sleep: steps of 8 requests took a
+    # sixth longer without. On cores that other programs use, threads that spun for long made an op of 1 ms take 20.
     return {"OMP_NUM_THREADS": str(threads()), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000", **bound}
 
 

@@ -41,7 +41,7 @@ def test_a_shell_word_means_the_text(text: str) -> None:
         (["rehearse", "--prepare", "--line", "0.30"], "--prepare: no value stands before --line"),
     ],
 )
-def test_empty_values(words: list[str], problem: str) -> None:
+def test_empty_and_missing_values(words: list[str], problem: str) -> None:
     assert_one_clear_line(in_process(*words), 2, problem)
 
 
