@@ -185,6 +185,76 @@ struct HeadProducts {
   int64_t tokens, heads, n, r;
 };
 
+// Sublayers of a decoder layer for up to 16 tokens, in one call: what the ops above compute one after the other.
+// Activations and caches are bf16; rows of bf16 weights have a multiple of 32 elements.
+
+// A linear layer in one or two parts, whose results lie side by side; the second one has 0 rows then. A part is bf16
+// without scales, else int8 as in Int8Linear.
+struct LinearPart {
+  const uint8_t* weight;  // [rows, k]
+  int64_t pitch, rows;
+  const float *scales, *input_scale, *input_offset;
+  const int32_t* bias;
+};
+struct Linear {
+  int64_t k;
+  LinearPart parts[2];
+};
+
+// What all layers of a step share: its tokens and their requests, as in the ops above.
+struct DecodeStep {
+  int64_t tokens;
+  Angles angles, index_angles;
+  const int64_t *slots, *query_start_loc, *request, *visible;
+  const int32_t* block_table;
+  int64_t requests, max_blocks;
+};
+
+// The weights of an attention sublayer. index_heads is 0 in a layer without an indexer.
+struct MlaWeights {
+  Rows norm, q_gamma, kv_gamma, w_uk, w_uv;  // (0, 0), and as the w of HeadProducts: by rows, or not
+  double norm_eps, latent_eps, scale;
+  int64_t hidden, heads, nope, rope, rank, q_lora, values, uk_by_rows, uv_by_rows;
+  Linear qkv_a, q_b, o_proj;
+  Rows k_weight, k_bias;
+  double k_eps, index_scale;
+  int64_t index_heads, index_dim, interleaved;
+  Linear wk_weights, wq_b;
+};
+
+// total <- x + residual; out <- what attention makes of the norm of total, and its output projection; this step's rows
+// of the caches. topk_indices [tokens, topk] are written by the indexer if it `selects`, else read. *undefined <- 1 if
+// a softmax has no finite largest score: then `out` is not to be used.
+struct MlaSublayer {
+  const MlaWeights* weights;
+  const DecodeStep* step;
+  Rows x, residual, total, out;           // (0, token); residual's base may be null, as in RmsNorm
+  Rows ckv_cache, kpe_cache, index_keys;  // (block, offset)
+  int64_t block_size, index_block_size, topk, selects;
+  int32_t* topk_indices;
+  int64_t* undefined;
+};
+
+// The weights of an MLP sublayer: of an MLP or the shared experts, and of routed experts, if `experts` is not 0.
+struct MlpWeights {
+  Rows norm;
+  double norm_eps;
+  int64_t hidden, width;
+  Linear gate_up, down;  // [2 * width, hidden], [hidden, width]
+  Linear router;         // [experts, hidden]
+  const float* correction_bias;
+  int64_t experts, per_token, renormalizes;
+  double routed_scale, limit;
+  ExpertBlocks w13, w2;
+};
+
+// total <- x + residual; out <- the MLP of the norm of total, or the sum of shared and routed experts.
+struct MlpSublayer {
+  const MlpWeights* weights;
+  Rows x, residual, total, out;  // (0, token)
+  int64_t tokens;
+};
+
 // Weights. All of these ops run in the calling thread.
 
 // x <- x * weight times the Hadamard matrix of size n along dim, in place; x fp32 [rows, columns].

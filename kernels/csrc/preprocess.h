@@ -9,7 +9,7 @@ namespace glm5::GLM5_SET {
 inline void load_angles(const Angles& angles, int64_t token, float* out) {
   const auto element = [&](const void* p, int64_t index) {
     if (angles.dtype == kFp32) return static_cast<const float*>(p)[index];
-    return __builtin_bit_cast(float, static_cast<uint32_t>(static_cast<const uint16_t*>(p)[index]) << 16);
+    return from_bf16(static_cast<const uint16_t*>(p)[index]);
   };
   for (int64_t i = 0; i < angles.pairs; ++i) {
     out[i] = element(angles.cos, token * angles.cos_pitch + i);

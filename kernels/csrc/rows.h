@@ -23,6 +23,9 @@ struct Bf16 {
   static GLM5_INLINE F32x16 rounded(F32x16 x) { return rounded_to_bf16(x); }
 };
 
+// A bf16 in memory as fp32.
+inline float from_bf16(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
+
 // Sixteen int8 as fp32 lanes.
 struct Int8 {
   static constexpr int64_t kBytes = 1;

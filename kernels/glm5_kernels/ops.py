@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glm5_kernels import registry
 from glm5_kernels.contract import op_name
-from glm5_kernels.errors import KernelInputError, KernelUnavailableError
+from glm5_kernels.errors import KernelInputError, KernelUnavailableError, UnsupportedVariantError
 from glm5_kernels.gptq import GptqInverseFactors, GptqRound
 from glm5_kernels.hadamard import Hadamard
 from glm5_kernels.indexer_pool import IndexerPool
@@ -27,6 +27,8 @@ from glm5_kernels.kda import Kda
 from glm5_kernels.lightning_indexer import LightningIndexer, LightningIndexerQuant, quantize_indexer
 from glm5_kernels.mhc import Mhc
 from glm5_kernels.mla_preprocess import MlaPreprocess
+from glm5_kernels.native.sublayer_weights import IndexerWeights, MlaWeights, MlpWeights, RoutedExperts
+from glm5_kernels.native.sublayers import MOST_TOKENS, DecodeStep, MlaSublayer, MlpSublayer
 from glm5_kernels.paged_cache import PagedBatch, write_rows
 from glm5_kernels.parity.run import ParityRow, parity
 from glm5_kernels.registry import choose, report
@@ -37,8 +39,9 @@ from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 from glm5_kernels.weight_rounding import FakeRound, RoundRows, SszScale
 
 __all__ = [
-    "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "ExpertWeights", "KernelInputError", "KernelUnavailableError",
-    "LinearWeights", "PagedBatch", "ParityRow", "choose", "fake_round",
+    "MOST_TOKENS", "NO_QUANT", "PER_TENSOR", "PER_TOKEN", "DecodeStep", "ExpertWeights", "IndexerWeights",
+    "KernelInputError", "KernelUnavailableError", "LinearWeights", "MlaSublayer", "MlaWeights", "MlpSublayer",
+    "MlpWeights", "PagedBatch", "ParityRow", "RoutedExperts", "UnsupportedVariantError", "choose", "fake_round",
     "fast_bf16_elements", "gptq_inverse_factors", "gptq_round", "hadamard", "indexer_pool", "indexer_preprocess",
     "int8_linear", "kda", "lightning_indexer", "lightning_indexer_quant", "mhc", "mla_preprocess", "pack_latents",
     "parity", "quantize_indexer", "quantize_per_token", "reads_columns", "report", "rms_norm", "round_rows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,17 @@ def test_missing_scale_bias_is_refused(run_engine: Any, quantized_checkpoint: Pa
     with pytest.raises(AssertionError, match=f"lacks 1 tensors the model needs; the first is {victim}"):
         engine = {"model": str(broken), "dtype": "float32", "quantization": "ascend"}
         run_engine(engine=engine)
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_few_tokens_are_two_calls_per_layer(rotated_checkpoint: Path, run_engine: Any, drafts: int) -> None:
+    """In bf16; answers are those of the single ops, but for roundings. Prompts are longer and run op by op."""
+    report = run_engine("tests.serve.support.sublayer_check:main", str(rotated_checkpoint), str(drafts))
+    one, other = report["one call"], report["op by op"]
+    assert other["calls"] == {}
+    layers = json.loads((rotated_checkpoint / "config.json").read_text())["num_hidden_layers"]
+    assert one["calls"]["MlaSublayer"] >= 4 * layers and one["calls"]["MlpSublayer"] >= 4 * layers
+    for got, expected in zip(one["answers"], other["answers"], strict=True):
+        assert got["tokens"] == expected["tokens"]
+        probabilities = [[math.exp(x) for x in answer["logprobs"]] for answer in (got, expected)]
+        assert probabilities[0] == pytest.approx(probabilities[1], abs=0.03)

@@ -99,6 +99,18 @@ PATCHES = (
         "9e9f2f1b06de",
     ),
     Patch(
+        "model_executor/models/deepseek_v2.py:DeepseekV2DecoderLayer.forward", "decoder.DecoderLayer",
+        "calls some sixty ops from Python between the products of a layer",
+        "two calls of C++: @GAIN@",
+        "vLLM calls a layer's sublayers as single ops",
+        "20b1af0adda6",
+    ),
+    Patch(
+        "model_executor/layers/fused_moe/router/cpu_router.py:_grouped_topk", "ops.MlpSublayer",
+        "as above", "as above", "as above",
+        "feb3580c17fc",
+    ),
+    Patch(
         "model_executor/layers/linear.py:UnquantizedLinearMethod.process_weights_after_loading",
         "KEEP_WEIGHT, linear.Bf16Linear",
         "packs the weight and removes it, unless `_cpu_skip_gemm_dispatch` is set; mla_preprocess reads it itself",

@@ -16,6 +16,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from glm5_ascend.checkpoint.types import ROT_NAME
 from glm5_ascend.model.config_file import load_config
+from glm5_ascend.serve.plugin import decoder
 from glm5_ascend.serve.plugin.linear import use_our_products
 from glm5_ascend.serve.plugin.loading import (
     ExpertTensors,
@@ -58,6 +59,7 @@ class FromMappedFiles(torch.nn.Module):
         keep_freed_memory()
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         use_our_products(self)
+        decoder.install(self)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         if not self.directory.is_dir():

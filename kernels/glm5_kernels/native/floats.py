@@ -33,7 +33,7 @@ ONEDNN_MULTIPLIES: bool = (
 )
 #: Elements of a weight up to which these products are faster than vLLM's: all where torch has a loop. What many
 #: tokens gain by vLLM's packed copy of a small one, such as a router's, is little.
-MOST_ELEMENTS: int = sys.maxsize if not ONEDNN_MULTIPLIES else 2**22 if has_bf16_products() else 0
+MOST_ELEMENTS: int = sys.maxsize if not ONEDNN_MULTIPLIES else 2**23 if has_bf16_products() else 0
 #: Elements of a weight that are converted to fp32 at a time: 2 MiB, which stay in a cache.
 _ELEMENTS = 2**19
 

@@ -53,7 +53,7 @@ def v_up_proj(operands: VUpProj) -> torch.Tensor:
     return floats.per_head(operands.latent, operands.w_uv).flatten(1)
 
 
-def _blocks(weights: ExpertWeights, scales: torch.Tensor) -> tuple[int, ...]:
+def blocks(weights: ExpertWeights, scales: torch.Tensor) -> tuple[int, ...]:
     bases: int = weights.addresses.ctypes.data
     return bases, weights.pitch, weights.rows, weights.columns, weights.packed, scales.data_ptr()
 
@@ -64,7 +64,7 @@ def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:
     ids, weights = topk_ids.long().contiguous(), topk_weights.float().contiguous()
     scales = w13_scale.float().contiguous(), w2_scale.float().contiguous()
     function("w4a8_moe", ROWS + "pp" + 2 * BLOCKS + "diiip")(
-        *matrix(x_rows), ids.data_ptr(), weights.data_ptr(), *_blocks(w13, scales[0]), *_blocks(w2, scales[1]),
+        *matrix(x_rows), ids.data_ptr(), weights.data_ptr(), *blocks(w13, scales[0]), *blocks(w2, scales[1]),
         limit, *ids.shape, len(w2.blocks), out.data_ptr(),
     )  # fmt: skip
     return out.to(x.dtype)
