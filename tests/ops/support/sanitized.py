@@ -1,4 +1,4 @@
-"""Runs every op in C++ on a library that a sanitizer watches; Python and torch are not watched, but their memory is.
+"""Runs every op in C++, and the sublayers, on a library that a sanitizer watches; it does not see Python and torch.
 
     python -m tests.ops.support.sanitized LIBRARY [OP ...]
 
@@ -16,13 +16,15 @@ from typing import Any
 import torch
 
 from glm5_kernels import registry
-from glm5_kernels.int8 import PER_TENSOR, PER_TOKEN
+from glm5_kernels.int8 import NO_QUANT, PER_TENSOR, PER_TOKEN
 from glm5_kernels.native import library
+from glm5_kernels.native.sublayers import MlaSublayer, MlpSublayer
 from glm5_kernels.paged_cache import PagedBatch
 from glm5_kernels.parity.cases import cases, linear_weights
 from glm5_kernels.parity.flash import mhc_operands
 from glm5_kernels.parity.run import copied
 from glm5_kernels.w4a8_moe import ExpertWeights
+from tests.ops.support.sublayers import draw_layer, draw_step, in_one_call
 
 #: Variants of the parity suite that only repeat what smaller ones do.
 LARGE = "prefill", "chunk", "top 2048", "40 tokens", "size 6144, dim 0"
@@ -89,6 +91,16 @@ def calls(ops: list[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield from ((op, arguments) for op, arguments in ragged(torch.Generator().manual_seed(0)) if op in ops)
 
 
+def run_sublayers() -> None:
+    for mode in (PER_TOKEN, PER_TENSOR, NO_QUANT):
+        for selects in (True, False):
+            layer = draw_layer(mode, by_columns=selects, indexer=selects, routed=selects)
+            for tokens in (1, 3, 16):
+                step = draw_step(tokens, selects)
+                in_one_call(MlaSublayer(layer.attention), step)
+                MlpSublayer(layer.mlp)(step.x, step.x)
+
+
 def main(path: str, names: list[str]) -> None:
     library.PATH = Path(path)
     ops = names or [op for op in registry.OPS if "cpu" in registry.OPS[op]]
@@ -97,6 +109,8 @@ def main(path: str, names: list[str]) -> None:
         with library.using(instruction_set):
             for op, arguments in made:
                 registry.load(op, "cpu")(*(copied(argument, "cpu") for argument in arguments))
+            if not names:
+                run_sublayers()
         print(f"{instruction_set}: {len(made)} calls of {len(ops)} ops", flush=True)
 
 
