@@ -21,6 +21,9 @@ constexpr int kLines = 4;              // lines of a tile
 constexpr int kTaskRows = 4 * kLanes;  // weight rows of a task
 constexpr int kGroupTokens = 256;      // tokens, at most, that share the weights a task has read
 constexpr int kTokenBlock = 16;        // tokens that are multiplied at a time: they and a task's rows stay cached
+// Columns of many tokens that are multiplied at a time: those of kTokenBlock tokens and of a tile's lines fill the
+// nearest cache.
+constexpr int64_t kCached = 2048;
 // Bytes that a tile of four tokens requests its lines ahead, at least: such tokens fill the nearest cache, where the
 // processor's own prefetcher then reads at half of the rate. Tiles of fewer tokens are faster without.
 constexpr int64_t kAhead = 4096;
@@ -72,11 +75,23 @@ GLM5_INLINE void for_each_step(const uint8_t* const* lines, int64_t k, int64_t a
   step(ends, 0, column);
 }
 
-// sums <- kTokens rows of codes times kCount lines of weights of k columns: those of token t and line l begin at
+// Columns first .. first + k of a product; `adds`: to the sums of the columns before.
+struct Columns {
+  int64_t first, k;
+  bool adds;
+};
+
+// The sums of a line's rows, of which those of the columns before may be there.
+template <class Total>
+GLM5_INLINE void store_sums(Total* sums, const Total* some, int count, bool adds) {
+  for (int i = 0; i < count; ++i) sums[i] = adds ? sums[i] + some[i] : some[i];
+}
+
+// sums <- kTokens rows of codes times kCount lines of weights: those of token t and line l begin at
 // sums[kTaskRows * t + line_pitch * l].
 template <class Dot, int kTokens, int kCount>
-void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, typename Dot::Total* sums,
-          int64_t line_pitch) {
+void tile(const int8_t* const* x, const uint8_t* const* lines, const Columns& part, int64_t ahead,
+          typename Dot::Total* sums, int64_t line_pitch) {
   constexpr int kRows = kCount * Dot::kRows;
   typename Dot::Sums total[kTokens][kRows];
 #pragma GCC unroll 4
@@ -84,10 +99,10 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) total[t][r] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
-      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+      lines, part.k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Ints codes[kTokens];
 #pragma GCC unroll 4
-        for (int t = 0; t < kTokens; ++t) codes[t] = Dot::token(x[t] + column);
+        for (int t = 0; t < kTokens; ++t) codes[t] = Dot::token(x[t] + part.first + column);
 #pragma GCC unroll 4
         for (int l = 0; l < kCount; ++l) {
           Ints weights[Dot::kRows];
@@ -110,7 +125,7 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_
     for (int r = 0; r < 4 * kFours; ++r) rows[r] = r < kRows ? total[t][r] : Dot::no_sums();
     sum_natives<4 * kFours>(rows, flat);
     for (int l = 0; l < kCount; ++l)
-      std::memcpy(sums + kTaskRows * t + line_pitch * l, flat + Dot::kRows * l, 4 * Dot::kRows);
+      store_sums(sums + kTaskRows * t + line_pitch * l, flat + Dot::kRows * l, Dot::kRows, part.adds);
   }
 }
 
@@ -127,21 +142,22 @@ GLM5_INLINE Ints add_two_by_two(Ints sums, Ints t0, Ints t1, Ints r0, Ints r1) {
 
 // The same by SMMLA, two tokens by two rows, for two to four tokens and lines of four rows.
 template <class Dot, int kTokens, int kCount>
-void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead, int32_t* sums,
+void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, const Columns& part, int64_t ahead, int32_t* sums,
                  int64_t line_pitch) {
   static_assert(kCount * Dot::kRows == 4);
   constexpr int kPairs = (kTokens + 1) / 2;
   Ints total[kPairs][2];
   for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
   for_each_step<Dot, kCount, kTokens == kLines>(
-      lines, k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+      lines, part.k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Ints weights[4];
 #pragma GCC unroll 4
         for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
 #pragma GCC unroll 2
         for (int p = 0; p < kPairs; ++p) {
-          const Ints first = Dot::token(x[2 * p] + column);
-          const Ints second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + column) : first;
+          const int64_t at = part.first + column;
+          const Ints first = Dot::token(x[2 * p] + at);
+          const Ints second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + at) : first;
           total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
           total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
         }
@@ -152,14 +168,14 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k,
     vst1q_s32(flat + 4, total[t / 2][1]);
     const int32_t rows[4] = {flat[t % 2 * 2], flat[t % 2 * 2 + 1], flat[t % 2 * 2 + 4], flat[t % 2 * 2 + 5]};
     for (int l = 0; l < kCount; ++l)
-      std::memcpy(sums + kTaskRows * t + line_pitch * l, rows + Dot::kRows * l, 4 * Dot::kRows);
+      store_sums(sums + kTaskRows * t + line_pitch * l, rows + Dot::kRows * l, Dot::kRows, part.adds);
   }
 }
 #endif
 
 // The same for all four lines of a tile, as many at a time as the registers hold sums of.
 template <class Dot, int kTokens>
-void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, int64_t ahead,
+void whole_tile(const int8_t* const* x, const uint8_t* const* lines, const Columns& part, int64_t ahead,
                 typename Dot::Total* sums, int64_t line_pitch) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   constexpr bool kMatrix = kTokens > 1 && std::is_same_v<typename Dot::Total, int32_t>;
@@ -172,29 +188,36 @@ void whole_tile(const int8_t* const* x, const uint8_t* const* lines, int64_t k, 
     typename Dot::Total* const some = sums + line_pitch * l;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     if constexpr (kMatrix)
-      matrix_tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some, line_pitch);
+      matrix_tile<Dot, kTokens, kCount>(x, lines + l, part, ahead, some, line_pitch);
     else
 #endif
-      tile<Dot, kTokens, kCount>(x, lines + l, k, ahead, some, line_pitch);
+      tile<Dot, kTokens, kCount>(x, lines + l, part, ahead, some, line_pitch);
   }
 }
 
-// sums [count, kTaskRows] <- rows of codes times the rows of a task; int8 weights count as w + Dot::kZero.
+// sums [count, kTaskRows] <- rows of codes times the rows of a task; int8 weights count as w + Dot::kZero. Many tokens
+// are multiplied by kCached columns of int8 at a time: not of INT4, whose rows are half as long in memory, and not of
+// floats, whose sums have one order.
 template <class Dot>
 void multiply_rows(const int8_t* const* x, int64_t count, const Block& block, const TaskRows& rows,
                    typename Dot::Total* sums) {
+  constexpr bool kSplits = std::is_same_v<typename Dot::Total, int32_t> && Dot::kRows == 1;
   const int64_t ahead = max(block.pitch, kAhead), last = block.rows - 1;
+  const int64_t width = kSplits && count > kTokenBlock ? kCached : max(block.k, 1);
   for (int64_t start = 0; start < count; start += kTokenBlock) {
     const int64_t stop = min(start + kTokenBlock, count);
-    for (int64_t row = 0; row < rows.width; row += Dot::kRows) {
-      const uint8_t* lines[kLines];
-      for (int l = 0; l < kLines; ++l)  // a row behind the last one is the last one; its sums are not used
-        lines[l] = block.base + block.pitch * (min(rows.first + rows.distance * l + row, last) / Dot::kRows);
-      for (int64_t token = start; token < stop; token += kLines) {
-        constexpr decltype(&whole_tile<Dot, 1>) kTiles[] = {whole_tile<Dot, 1>, whole_tile<Dot, 2>, whole_tile<Dot, 3>,
-                                                            whole_tile<Dot, 4>};
-        kTiles[min(stop - token, kLines) - 1](x + token, lines, block.k, ahead, sums + kTaskRows * token + row,
-                                              rows.width);
+    for (int64_t column = 0; column == 0 || column < block.k; column += width) {
+      const Columns part{column, min(width, block.k - column), column > 0};
+      for (int64_t row = 0; row < rows.width; row += Dot::kRows) {
+        const uint8_t* lines[kLines];
+        for (int l = 0; l < kLines; ++l)  // a row behind the last one is the last one; its sums are not used
+          lines[l] = block.base + block.pitch * (min(rows.first + rows.distance * l + row, last) / Dot::kRows) + column;
+        for (int64_t token = start; token < stop; token += kLines) {
+          constexpr decltype(&whole_tile<Dot, 1>) kTiles[] = {whole_tile<Dot, 1>, whole_tile<Dot, 2>,
+                                                              whole_tile<Dot, 3>, whole_tile<Dot, 4>};
+          kTiles[min(stop - token, kLines) - 1](x + token, lines, part, ahead, sums + kTaskRows * token + row,
+                                                rows.width);
+        }
       }
     }
   }

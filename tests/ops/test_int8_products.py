@@ -26,7 +26,7 @@ def layer(mode: str, n: int, k: int) -> int8.LinearWeights:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 0), (0, 64), (7, 33), (144, 64), (608, 192), (33, 1100)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 0), (0, 64), (7, 33), (144, 64), (608, 192), (33, 2100)])
 def test_linear_layer(mode: str, dtype: torch.dtype, n: int, k: int) -> None:
     """Parts of a vector, of a tile and of a task's rows; tokens for vectors and for tiles, of more than one block."""
     w = layer(mode, n, k)
