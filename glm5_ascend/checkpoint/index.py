@@ -35,10 +35,6 @@ def read_weight_map(directory: Path, index: str = INDEX_NAME) -> dict[str, str] 
     return weight_map
 
 
-def _as_stored(name: str) -> str:
-    return name
-
-
 class CheckpointDir:
     """All tensors of a checkpoint directory by name; headers are read once, data on demand.
 
@@ -46,7 +42,7 @@ class CheckpointDir:
         spelled: gives the name by which a stored tensor is asked for, see `Architecture.spelled`.
     """
 
-    def __init__(self, directory: Path, spelled: Callable[[str], str] = _as_stored) -> None:
+    def __init__(self, directory: Path, spelled: Callable[[str], str] = str) -> None:
         self.directory, self.spelled = directory, spelled
         weight_map = read_weight_map(directory)
         files = sorted(set(weight_map.values()) if weight_map else {p.name for p in directory.glob("*.safetensors")})

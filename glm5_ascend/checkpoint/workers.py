@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -41,9 +40,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
         torch.set_num_threads(self._before)
 

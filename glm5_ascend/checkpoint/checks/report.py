@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckpointError, printable
+from glm5_ascend.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckpointError, json_frame, printable
 
-SCHEMA_VERSION = 1
 #: A damaged shard can spoil thousands of tensors: `lines` prints this many findings of one kind, `to_dict` all.
 LINES_PER_KIND = 8
 
@@ -123,11 +122,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data of `--json`: strings, numbers, lists and dictionaries only."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "command": "verify",
-            "ok": self.ok,
-            "exit_code": self.exit_code,
+        return json_frame("verify", self.exit_code) | {
             "directory": str(self.directory),
             "against": str(self.against) if self.against else None,
             "counts": {"tensors": self.tensors, "bytes": self.bytes, "schemes": dict(sorted(self.schemes.items()))},
