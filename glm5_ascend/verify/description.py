@@ -58,13 +58,9 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
     mtp = checkpoint.config.mtp_prefixes
     quantized_mtp = [module for module, scheme in schemes.items() if scheme != FLOAT and module.startswith(mtp)]
     if quantized_mtp:
-        report.warning(
-            "description.mtp_quantized",
-            f"{len(quantized_mtp)} linears of the MTP layer are quantized",
-            tensor=f"{quantized_mtp[0]}.weight",
-            file=DESCRIPTION_NAME,
-            fix="keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)",
-        )
+        why = f"{len(quantized_mtp)} linears of the MTP layer are quantized"
+        fix = "keep the MTP layer FLOAT: drafts lost accuracy upstream (vllm-ascend PR 7139)"
+        _warning(report, "mtp_quantized", why, fix, f"{quantized_mtp[0]}.weight")
     _check_meta(description, set(schemes.values()), checkpoint.config, report)
     for scheme in schemes.values():
         report.schemes[scheme] = report.schemes.get(scheme, 0) + 1
@@ -73,6 +69,10 @@ def check_description(checkpoint: LoadedCheckpoint, report: Report) -> dict[str,
 
 def _error(report: Report, id: str, message: str, tensor: str, fix: str = _AGAIN) -> None:
     report.error(f"description.{id}", message, tensor=tensor, file=DESCRIPTION_NAME, fix=fix)
+
+
+def _warning(report: Report, id: str, message: str, fix: str, tensor: str | None = None) -> None:
+    report.warning(f"description.{id}", message, tensor=tensor, file=DESCRIPTION_NAME, fix=fix)
 
 
 def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], report: Report) -> None:
@@ -89,13 +89,7 @@ def _check_keys(checkpoint: LoadedCheckpoint, description: dict[str, object], re
             types = ", ".join((FLOAT, *QUANTIZED))
             _error(report, "unknown_type", f"type {scheme!r:.60} is unknown; known: {types}", key)
         elif key == ROT_NAME:
-            report.warning(
-                "description.rot_listed",
-                f"{ROT_NAME} has no type and should not be listed",
-                tensor=key,
-                file=DESCRIPTION_NAME,
-                fix="remove the key",
-            )
+            _warning(report, "rot_listed", f"{ROT_NAME} has no type and should not be listed", "remove the key", key)
         elif key in aliases and key not in here:
             if scheme != (stated := description[aliases[key]]):
                 _error(report, "mixed_types", f"{scheme}, but {aliases[key]} is {stated}: SGLang reads this key", key)
@@ -131,13 +125,9 @@ def _check_queries(checkpoint: LoadedCheckpoint, schemes: dict[str, str], report
         first, second = (config.spec.layer_prefix(layer) + name for name in config.engines.query_projections)
         if first in schemes and (schemes[first] == FLOAT) != (schemes[second] == FLOAT):
             where = "of decode nodes (PD) " if schemes[first] == FLOAT else ""
-            report.warning(
-                "description.queries",
-                f"{schemes[second]}, but q_a_proj is {schemes[first]}: vllm-ascend 0.30 {where}reads it as that type",
-                tensor=f"{second}.weight",
-                file=DESCRIPTION_NAME,
-                fix="make both FLOAT, or neither, in the recipe and quantize again",
-            )
+            why = f"{schemes[second]}, but q_a_proj is {schemes[first]}: vllm-ascend 0.30 {where}reads it as that type"
+            fix = "make both FLOAT, or neither, in the recipe and quantize again"
+            _warning(report, "queries", why, fix, f"{second}.weight")
 
 
 def _key_error(report: Report, key: str, message: str, fix: str = _AGAIN) -> None:
@@ -169,12 +159,8 @@ def _check_model_type(description: Mapping[str, object], types: Collection[str],
     """Check model_quant_type: the 310P loader of vllm-ascend and MindIE read it, others the types of the tensors."""
     stated, here = description.get("model_quant_type"), sorted(set(types) - {FLOAT}) or [FLOAT]
     if "model_quant_type" not in description:
-        report.warning(
-            "description.model_quant_type",
-            "model_quant_type is missing: readers of this key take the model for FLOAT",
-            file=DESCRIPTION_NAME,
-            fix=f"set it to one of the linears' types: {', '.join(here)}",
-        )
+        why = "model_quant_type is missing: readers of this key take the model for FLOAT"
+        _warning(report, "model_quant_type", why, f"set it to one of the linears' types: {', '.join(here)}")
     elif types and stated not in here:
         why = f"is {stated!r:.60}, but the linears are {', '.join(here)}: of another checkpoint"
         _key_error(report, "model_quant_type", why)
@@ -194,12 +180,8 @@ def _check_caches(description: Mapping[str, object], config: ModelConfig, report
     if key in description and description[key] != INDEXER_CACHE_TYPE:
         _key_error(report, key, f"is {description[key]!r:.60}, expected {INDEXER_CACHE_TYPE!r}: no engine knows it")
     elif key in description and not marked:
-        report.warning(
-            f"description.{key}",
-            f"{key} is given, but no layer has {INDEXER_CACHE_SUFFIX[1:]}: the engine chooses the layers by itself",
-            file=DESCRIPTION_NAME,
-            fix="quantize again, or remove the key",
-        )
+        why = f"{key} is given, but no layer has {INDEXER_CACHE_SUFFIX[1:]}: the engine chooses the layers by itself"
+        _warning(report, key, why, "quantize again, or remove the key")
     elif marked and not has_hadamard(config.index_head_dim):
         why = f"is given, but no Hadamard matrix has index_head_dim {config.index_head_dim} rows to rotate the keys by"
         _key_error(report, key, why, "quantize again without the step fa3_quant")

@@ -39,28 +39,16 @@ def check_tree(directory: Path, report: Report) -> set[str]:
         kinds: Path | os.DirEntry[str] = path if entry.is_symlink() else entry  # an entry raises at a ring of links
         if entry.is_symlink() and not inside(path, directory):
             outside.add(name)
-            report.error(
-                "files.link_outside",
-                f"link to {os.readlink(path)}, outside the checkpoint",
-                file=name,
-                fix="replace the link by the file",
-            )
+            why = f"link to {os.readlink(path)}, outside the checkpoint"
+            report.error("files.link_outside", why, file=name, fix="replace the link by the file")
         elif not kinds.is_file() and not kinds.is_dir():
-            report.error(
-                "files.special",
-                "a FIFO, device, socket or a link to nothing: it is not opened",
-                file=name,
-                fix="remove it, or copy the file again",
-            )
+            why = "a FIFO, device, socket or a link to nothing: it is not opened"
+            report.error("files.special", why, file=name, fix="remove it, or copy the file again")
         elif path.suffix.lower() in _PICKLES:
             report.error("files.pickle", "pickle files can run code when they are loaded", file=name, fix="remove it")
         elif path.suffix.lower() in _PYTHON:
-            report.error(
-                "files.python",
-                "Python code, which runs where the checkpoint is loaded with trust_remote_code; GLM-5 needs none",
-                file=name,
-                fix="remove it",
-            )
+            why = "Python code, which runs where the checkpoint is loaded with trust_remote_code; GLM-5 needs none"
+            report.error("files.python", why, file=name, fix="remove it")
         else:
             _check_foreign(name, report)
     return outside

@@ -8,7 +8,7 @@ tokenizer_config.json; without either, engines refuse chats and answer completio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from glm5_ascend.checkpoint.checks.loaded_checkpoint import LoadedCheckpoint, inside
@@ -35,23 +35,20 @@ def check_template(
     texts = dict(_templates(checkpoint, settings, report))
     for file, text in texts.items():
         if problem := _problem(text):
-            report.error("files.chat_template", f"chat template: {problem}", file=file, fix=COPY)
+            _say(report.error, file, f"chat template: {problem}")
         elif ids is not None and isinstance(text, str):
             _check_markers(file, text, ids, report)
     if not texts:
-        report.warning(
-            "files.chat_template",
-            "no chat template: engines refuse chats and answer completions only",
-            file=TEMPLATE,
-            fix=COPY + ", if it has one",
-        )
+        why = "no chat template: engines refuse chats and answer completions only"
+        _say(report.warning, TEMPLATE, why, f"{COPY}, if it has one")
     if len(texts) == 2 and None not in texts.values() and texts[TEMPLATE] != texts[SETTINGS]:
-        report.warning(
-            "files.chat_template",
-            f"differs from the one in {SETTINGS}: readers of transformers 5 take the file, older ones the other",
-            file=TEMPLATE,
-            fix=COPY,
-        )
+        why = f"differs from the one in {SETTINGS}: readers of transformers 5 take the file, older ones the other"
+        _say(report.warning, TEMPLATE, why)
+
+
+def _say(say: Callable[..., None], file: str, message: str, fix: str = COPY) -> None:
+    """Report with `say`, the report's `error` or `warning`."""
+    say("files.chat_template", message, file=file, fix=fix)
 
 
 def _templates(checkpoint: LoadedCheckpoint, settings: dict[str, Any], report: Report) -> Iterator[tuple[str, object]]:
@@ -62,9 +59,9 @@ def _templates(checkpoint: LoadedCheckpoint, settings: dict[str, Any], report: R
         try:
             text = read_bytes(path, MAX_BYTES, CheckpointError, COPY).decode("utf-8")
         except CheckpointError as error:
-            report.error("files.chat_template", error.message, file=TEMPLATE, fix=COPY)
+            _say(report.error, TEMPLATE, error.message)
         except UnicodeDecodeError:
-            report.error("files.chat_template", "cannot be read: not UTF-8", file=TEMPLATE, fix=COPY)
+            _say(report.error, TEMPLATE, "cannot be read: not UTF-8")
         yield TEMPLATE, text
     if (stated := settings.get("chat_template")) is not None:
         yield SETTINGS, stated
@@ -118,11 +115,6 @@ def _check_markers(file: str, text: str, ids: dict[str, int], report: Report) ->
     if not unknown:
         return
     foreign = len(unknown) == len(markers)
-    say = report.error if foreign else report.warning
-    say(
-        "files.chat_template",
-        f"{len(unknown)} of its {len(markers)} markers are no tokens here, e.g. {unknown[0]:.40}: "
-        + ("written for another model" if foreign else "they would be cut into pieces"),
-        file=file,
-        fix=COPY,
-    )
+    why = f"{len(unknown)} of its {len(markers)} markers are no tokens here, e.g. {unknown[0]:.40}: "
+    why += "written for another model" if foreign else "they would be cut into pieces"
+    _say(report.error if foreign else report.warning, file, why)

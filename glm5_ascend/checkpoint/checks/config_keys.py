@@ -72,6 +72,10 @@ def _error(report: Report, key: str, message: str, fix: str = "remove the key") 
     report.error(f"config.{key}", message, file=CONFIG, fix=fix)
 
 
+def _warning(report: Report, key: str, message: str, fix: str) -> None:
+    report.warning(f"config.{key}", message, file=CONFIG, fix=fix)
+
+
 def _check_defaults(raw: Mapping[str, Any], full: Mapping[str, Any], spec: Architecture, report: Report) -> None:
     """Report keys that transformers leaves out where they have its default: engines have other defaults."""
     for section in filter(None, (spec.text_config, spec.vision_config)):
@@ -91,12 +95,8 @@ def _check_dtype(raw: Mapping[str, Any], report: Report) -> None:
     if len(stated) > 1:
         _error(report, "dtype", f"dtype and torch_dtype disagree: {', '.join(sorted(stated))}", "remove torch_dtype")
     if not raw.keys() & {"dtype", "torch_dtype"}:
-        report.warning(
-            "config.dtype",
-            "dtype is not given: vLLM takes the widest dtype of any tensor, transformers float32",
-            file=CONFIG,
-            fix='write "dtype": "bfloat16"',
-        )
+        why = "dtype is not given: vLLM takes the widest dtype of any tensor, transformers float32"
+        _warning(report, "dtype", why, 'write "dtype": "bfloat16"')
 
 
 def _check_experts(raw: Mapping[str, Any], spec: Architecture, report: Report) -> None:
@@ -140,13 +140,9 @@ def _check_rope(raw: Mapping[str, Any], report: Report) -> None:
     for key, parts in (("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")), ("head_dim", ("qk_rope_head_dim",))):
         expected = sum(raw[size] for size in parts)
         if raw.get(key) is not None and raw[key] != expected:
-            report.warning(
-                f"config.{key}",
-                f"{key} is {raw[key]!r:.40}, {' + '.join(parts)} is {expected}: transformers and vLLM recompute it, "
-                "others may not",
-                file=CONFIG,
-                fix=f"write {key}: {expected}",
-            )
+            why = f"{key} is {raw[key]!r:.40}, {' + '.join(parts)} is {expected}"
+            why += ": transformers and vLLM recompute it, others may not"
+            _warning(report, key, why, f"write {key}: {expected}")
 
 
 def _check_end_tokens(raw: Mapping[str, Any], spec: Architecture, report: Report) -> None:
@@ -173,20 +169,12 @@ def _check_indexer_schedule(raw: Mapping[str, Any], report: Report) -> None:
     types, computes = raw.get("indexer_types"), indexer_schedule(dict(raw), raw["num_hidden_layers"])
     if types is None:
         if not all(computes):
-            report.warning(
-                "config.indexer_types",
-                "indexer_types is not given: vllm-ascend would build an indexer in every layer and leave it unfilled",
-                file=CONFIG,
-                fix="write indexer_types into config.json",
-            )
+            why = "indexer_types is not given: vllm-ascend would build an indexer in every layer and leave it unfilled"
+            _warning(report, "indexer_types", why, "write indexer_types into config.json")
         return
     differ = [layer for layer, indexer in enumerate(types) if (indexer == "full") != computes[layer]]
     if differ:
-        report.error(
-            "config.indexer_schedule",
-            f"layers {differ[:8]} have or skip an indexer by indexer_types, but not by "
-            f"{schedule_keys(dict(raw)) or 'the absent index_topk_freq'}, which vLLM reads: their indexers would stay "
-            "uninitialised",
-            file=CONFIG,
-            fix="restore indexer_types, index_topk_freq and index_skip_topk_offset from the source's config.json",
-        )
+        keys = schedule_keys(dict(raw)) or "the absent index_topk_freq"
+        why = f"layers {differ[:8]} have or skip an indexer by indexer_types, but not by {keys}, which vLLM reads"
+        fix = "restore indexer_types, index_topk_freq and index_skip_topk_offset from the source's config.json"
+        _error(report, "indexer_schedule", f"{why}: their indexers would stay uninitialised", fix)
