@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 
 from glm5_ascend.errors import CheckpointError, shortened, shown
-from glm5_ascend.files.readahead import requests
 from glm5_ascend.files.untrusted import open_regular, parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
@@ -34,6 +34,8 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 8  # more, or larger numbers, and their product alone would take minutes
 _AGAIN = "download or copy the file again"
+#: Bytes of a WILLNEED that Linux reads for certain: it ignores what exceeds a device's read-ahead, by default 128 KiB.
+_REQUEST = 2**17
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -164,6 +166,12 @@ class Shard:
         size = entry.dtype.itemsize
         _queue(os.getpid()).put((self.path, entry.start + start * size, (stop - start) * size))
         return (stop - start) * size
+
+
+def requests(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cut bytes `start` to `end` of a file or of a mapping into (start, size) for posix_fadvise or madvise."""
+    for first in range(start, end, _REQUEST):
+        yield first, min(_REQUEST, end - first)
 
 
 @cache

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from glm5_ascend.checkpoint.index import CheckpointDir
+from glm5_ascend.checkpoint.shards import requests
 from glm5_ascend.files.cgroups import available_memory
-from glm5_ascend.files.readahead import requests
 from glm5_ascend.serve.memory import FROM_DISK
 
 #: Linux's madvise: nothing around is used; read soon; huge pages where the file system has them; take out of memory;
