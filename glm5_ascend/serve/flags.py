@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ MASK = "***"
 KEY_FLAGS = ("--api-key", "--api_key")
 #: Flags of vLLM that set a key of --speculative-config.
 SPECULATIVE = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+#: Keys of --additional-config for int8 caches (C8), which some lines of vllm-ascend and our CPU server read; others
+#: have flags of vLLM, see `with_flags`.
+SFA_KEY, LI_KEY = "enable_sparse_sfa_c8", "enable_sparse_li_c8"
 #: A word that begins a flag; -0.5 and {"a": 1} are values.
 _FLAG = re.compile(r"--?[A-Za-z]")
 
@@ -157,3 +160,20 @@ def value_of(argv: Sequence[str], flag: str) -> str:
     """Value of a flag; the last one counts. Empty without the flag or its value."""
     groups = [values for name, values in flag_groups(argv) if name == flag]
     return groups[-1][0] if groups and groups[-1] else ""
+
+
+def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
+    """A profile's arguments (flags without dashes) with enabled int8 caches as flags instead of keys.
+
+    A line of vllm-ascend that reads keys refuses the flags. One that reads flags overwrites the keys without a message,
+    so its caches would be bf16.
+    """
+    additional = dict(args.get("additional-config") or {})
+    latents, keys = (additional.pop(name, None) is True for name in (SFA_KEY, LI_KEY))
+    if additional == (args.get("additional-config") or {}):
+        return dict(args)
+    written = {name: value for name, value in args.items() if name != "additional-config"}
+    written |= {"additional-config": additional} if additional else {}
+    written |= {"kv-cache-dtype": "int8"} if latents else {}
+    attention = {**(args.get("attention-config") or {}), "indexer_kv_dtype": "int8"}
+    return written | ({"attention-config": attention} if keys else {})

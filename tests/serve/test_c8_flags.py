@@ -11,7 +11,7 @@ from packaging.version import Version
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rules.preflight import preflight
 from glm5_ascend.engine_lines import VLLM_ASCEND_LINES
-from glm5_ascend.serve.c8_flags import with_flags
+from glm5_ascend.serve.flags import with_flags
 
 BOTH = {"enable_sparse_sfa_c8": True, "enable_sparse_li_c8": True}
 

@@ -12,7 +12,7 @@ from glm5_ascend.engine_lines import LINES, SGLANG, VLLM, EngineLine
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.resources import data_dir, near
 from glm5_ascend.files.yaml_file import read_yaml
-from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY, with_flags
+from glm5_ascend.serve.flags import LI_KEY, SFA_KEY, with_flags
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from glm5_ascend.deploy.profiles.load import Profile, Role
 from glm5_ascend.deploy.rules.variables import bad_variables, number, unknown_variables
 from glm5_ascend.engine_lines import SGLANG_05, STABLE, EngineLine, exchange_buffer_mb
-from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.flag_table import flag_table
-from glm5_ascend.serve.flags import SPECULATIVE, parsed_flags
+from glm5_ascend.serve.flags import LI_KEY, SFA_KEY, SPECULATIVE, parsed_flags
 
 #: Beginnings of variables that go with runner V1 and the environment switches (roadmap of vllm-ascend, #15067).
 OLD_SWITCHES = ("VLLM_ASCEND_", "VLLM_USE_V2_MODEL_RUNNER")

@@ -9,8 +9,8 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 
 from glm5_ascend.errors import ConfigError
-from glm5_ascend.serve.c8_flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.cores import BIND, physical_cores
+from glm5_ascend.serve.flags import LI_KEY, SFA_KEY
 from glm5_ascend.serve.limits import OTHER_RANKS
 from glm5_ascend.serve.plugin import sampling, state_copies
 
