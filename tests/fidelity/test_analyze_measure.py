@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint import schemes
-from glm5_ascend.fidelity.analysis.measure import round_linear
+from glm5_ascend.fidelity.analysis.probe import round_linear
 from glm5_ascend.fidelity.analysis.run import Analysis, analyze, prepare
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.fidelity.options import AnalyzeOptions

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.workers import Workers
-from glm5_ascend.fidelity.analysis.experts import analyze_expert
-from glm5_ascend.fidelity.analysis.measure import RoundedLinear, round_linear
-from glm5_ascend.fidelity.analysis.probe import Probe, row_energy
+from glm5_ascend.fidelity.analysis.probe import Probe, RoundedLinear, round_linear, row_energy
 from glm5_ascend.fidelity.analysis.units import Unit, fallbacks, units
 from glm5_ascend.model import streams
+from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.model.layers import swiglu
 from glm5_ascend.model.spec import Linear, input_readers
 from glm5_ascend.quantize.calibration.forward import LayerStreams, Routed, forward_layer
 from glm5_ascend.quantize.calibration.stream import Stream
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
 from glm5_ascend.quantize.plan import QuantizationPlan
+from glm5_ascend.quantize.run.expert import smooth_expert
 from glm5_ascend.quantize.run.layer import smooth_layer
 from glm5_ascend.quantize.run.source_weights import FloatWeights
 
@@ -57,6 +59,21 @@ class AnalyzedLayer:
     def noise(self) -> float:
         """Relative energy that all units of the recipe add to the stream, taken as independent."""
         return sum(unit.noise[unit.scheme] for unit in self.units)
+
+
+@dataclass
+class ExpertNoise:
+    """What rounding one expert changes.
+
+    Attributes:
+        seen: number of tokens that the router sent to it.
+        tokens: int64, those of the probe. change: of the layer's output for them, by type, [tokens, hidden].
+    """
+
+    expert: int
+    seen: int
+    tokens: torch.Tensor
+    change: dict[str, torch.Tensor]
 
 
 class LayerAnalysis:
@@ -106,16 +123,14 @@ class LayerAnalysis:
                 times = self.config.indexer_readers(self.layer) if ".indexer." in unit.modules[0] else 1
                 unit.noise[scheme] = times * float((noise / energy.clamp_min(1e-30)).mean())
 
-    def _scheme(self, name: str) -> str:
-        return self.plan.linears[self.prefix + name].scheme
-
     def _analyze_backbone(self, inputs: Stream | None) -> tuple[torch.Tensor, Routed | None]:
         """Analyze everything but the routed experts; returns the energy after attention, and the experts' inputs."""
         tensors = self.weights.load_all(self.prefix, self.backbone, self.gains, self.workers)
         reader = input_readers(self.backbone)
-        quantized = [w for w in self.backbone if isinstance(w, Linear) and self._scheme(w.name) != schemes.FLOAT]
+        linears = [weight.name for weight in self.backbone if isinstance(weight, Linear)]
+        quantized = {name for name in linears if self.plan.linears[self.prefix + name].scheme != schemes.FLOAT}
         searches = list(self.plan.smoothing(self.layer, self.config.subgraphs(self.layer)))
-        names = {linear.name for linear in quantized} | {search.subgraph.targets[0] for search in searches}
+        names = quantized | {search.subgraph.targets[0] for search in searches}
         by_input, routed = forward_layer(
             self.config, self.layer, tensors, self.around, inputs,
             record={reader[name] for name in names}, workers=self.workers,
@@ -161,15 +176,46 @@ class LayerAnalysis:
         probed = sum(self.around.before.lengths[:PROBE_SEQUENCES])
         change = {scheme: torch.zeros(probed, self.config.hidden_size) for scheme in types}
         shares = None if routed.shares is None else routed.shares[:probed]
-        for noise in self.workers.map(
-            lambda expert: analyze_expert(
-                self.plan, self.weights, self.layer, expert, self.gains, routed, types, probed
-            ),
-            self.experts,
-        ):
+        for noise in self.workers.map(lambda expert: self._expert_noise(expert, routed, types, probed), self.experts):
             self.advance((noise.expert + 0.5) / self.config.n_routed_experts)
             self.report.expert_tokens.append(noise.seen)
             for scheme in types:
                 change[scheme].index_add_(0, noise.tokens, noise.change[scheme])
         if unit is not None:
             self._noise[unit.label] = {scheme: row_energy(streams.share(shares, change[scheme])) for scheme in types}
+
+    def _expert_noise(self, expert: int, routed: Routed, types: tuple[str, ...], probed: int) -> ExpertNoise:
+        """Run, smooth and round one routed expert.
+
+        Args:
+            types: types to try, the recipe's first. probed: number of tokens of the probe, which are the first.
+        """
+        config, linears = self.config, self.config.spec.expert_linears(expert)
+        tensors = self.weights.load_all(self.prefix, linears, self.gains)
+        smoothed = smooth_expert(self.plan, tensors, self.layer, expert, routed)
+        token, slot = torch.where(routed.ids == expert)
+        share = routed.weight[token, slot]
+        token, share = token[token < probed], share[token < probed]
+        probe = routed.inputs.rows(token)
+        weights = [tensors[linear.tensor_name] for linear in linears]
+        exact = _expert_output(
+            config, [partial(torch.nn.functional.linear, weight=weight) for weight in weights], probe
+        )
+        change: dict[str, torch.Tensor] = {}
+        for scheme in types:
+            rounded = [
+                round_linear(
+                    linear.name, weight, scheme, self.plan.linears[self.prefix + linear.name].method,
+                    InputStatistics(1, 0), None, smoothed.states.get(linear.name),
+                )
+                for linear, weight in zip(linears, weights, strict=True)
+            ]  # fmt: skip
+            change[scheme] = (_expert_output(config, rounded, probe) - exact) * share[:, None]
+        return ExpertNoise(expert, smoothed.inputs.down.tokens, token, change)
+
+
+def _expert_output(
+    config: ModelConfig, linears: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor
+) -> torch.Tensor:
+    gate, up, down = linears
+    return down(swiglu(config, gate(x), up(x)))

@@ -7,11 +7,52 @@ from dataclasses import dataclass
 
 import torch
 
+from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.workers import Workers
-from glm5_ascend.fidelity.analysis.measure import RoundedLinear
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config import ModelConfig
+from glm5_ascend.quantize.methods.input_statistics import InputStatistics
+from glm5_ascend.quantize.methods.method import Method, RoundingState
+from glm5_ascend.quantize.methods.rounding import quantize_linear
+from glm5_ascend.quantize.methods.smoothing import quantize_activation
 from glm5_ascend.quantize.methods.transforms import Tensors
+
+
+@dataclass
+class RoundedLinear:
+    """A linear as the engine will compute it, in fp32.
+
+    Attributes:
+        weight: dequantized, [N, K].
+        statistics: of its inputs before smoothing. smooth: divisor of its inputs, [K].
+    """
+
+    scheme: str
+    weight: torch.Tensor
+    statistics: InputStatistics
+    smooth: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Smoothed inputs x [T, K] -> [T, N]; the engine multiplies them as int8."""
+        static = self.scheme == schemes.W8A8
+        x, smooth = (x * self.smooth, self.smooth) if static else (x, torch.ones_like(self.smooth))
+        return quantize_activation(x, self.scheme, self.statistics, smooth) @ self.weight.T
+
+
+def round_linear(
+    module: str,
+    weight: torch.Tensor,
+    scheme: str,
+    method: Method,
+    statistics: InputStatistics,
+    smooth: torch.Tensor | None,
+    state: RoundingState | None = None,
+) -> RoundedLinear:
+    """Round `weight` [N, K], already multiplied by `smooth`, as the quantizer does."""
+    scale = torch.ones(weight.shape[1]) if smooth is None else smooth
+    activation = statistics.range_after(scale) if scheme == schemes.W8A8 else None
+    stored = quantize_linear(module, weight, scheme, method, activation, state).stored
+    return RoundedLinear(scheme, schemes.dequantize(scheme, stored), statistics, scale)
 
 
 def row_energy(x: torch.Tensor) -> torch.Tensor:
