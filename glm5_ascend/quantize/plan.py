@@ -29,7 +29,7 @@ from glm5_ascend.model.spec import Linear, Parameter, Subgraph, Vector, Weight
 from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.methods.registry import METHODS
-from glm5_ascend.quantize.recipe import FlexAwqSsz, LinearQuant, Recipe
+from glm5_ascend.quantize.recipe import FlexAwqSsz, FlexSmoothQuant, LinearQuant, Recipe
 from glm5_ascend.quantize.selector import Selector, check_literal_layers
 
 
@@ -69,8 +69,12 @@ class QuantizationPlan:
     def __init__(self, source: Source, recipe: Recipe) -> None:
         self.source, self.config, self.recipe = source, source.config, recipe
         check_literal_layers(recipe, self.config)
-        self._steps = [(Selector(step, self.config), step) for step in recipe.linear_steps]
-        self._smoothing = [(Selector(step, self.config), step) for step in recipe.smoothing_steps]
+        self._steps = [(Selector(step, self.config), step) for step in recipe.steps if isinstance(step, LinearQuant)]
+        self._smoothing = [
+            (Selector(step, self.config), step)
+            for step in recipe.steps
+            if isinstance(step, FlexAwqSsz | FlexSmoothQuant)
+        ]
         if recipe.rotates and not self.config.spec.bases:
             raise RecipeError(
                 f"recipe {recipe.metadata.config_id}: {self.config.spec.label} cannot be rotated (quarot) yet",

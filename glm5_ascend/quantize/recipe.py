@@ -119,7 +119,9 @@ class Fa3Quant(Selection):
         return self
 
 
-Step = Annotated[Quarot | FlexAwqSsz | FlexSmoothQuant | Fa3Quant | LinearQuant | Group, Field(discriminator="type")]
+SelectingStep = FlexAwqSsz | FlexSmoothQuant | Fa3Quant | LinearQuant
+SingleStep = Quarot | SelectingStep
+Step = Annotated[SingleStep | Group, Field(discriminator="type")]
 
 
 class Saver(_RecipePart):
@@ -168,26 +170,21 @@ class Recipe(_RecipePart):
         return self.apiversion == "modelslim_v1"
 
     @property
+    def steps(self) -> list[SingleStep]:
+        return [step for item in self.spec.process for step in (item.configs if isinstance(item, Group) else (item,))]
+
+    @property
     def rotates(self) -> bool:
-        return any(isinstance(step, Quarot) for step in self.spec.process)
+        return any(isinstance(step, Quarot) for step in self.steps)
 
     @property
-    def linear_steps(self) -> tuple[LinearQuant, ...]:
-        steps: list[LinearQuant] = []
-        for step in self.spec.process:
-            if isinstance(step, Group):
-                steps += step.configs
-            elif isinstance(step, LinearQuant):
-                steps.append(step)
-        return tuple(steps)
+    def selections(self) -> list[SelectingStep]:
+        """The steps that select modules: all but the rotation."""
+        return [step for step in self.steps if not isinstance(step, Quarot)]
 
     @property
-    def cache_steps(self) -> tuple[Fa3Quant, ...]:
-        return tuple(step for step in self.spec.process if isinstance(step, Fa3Quant))
-
-    @property
-    def smoothing_steps(self) -> tuple[FlexAwqSsz | FlexSmoothQuant, ...]:
-        return tuple(s for s in self.spec.process if isinstance(s, FlexAwqSsz | FlexSmoothQuant))
+    def cache_steps(self) -> list[Fa3Quant]:
+        return [step for step in self.steps if isinstance(step, Fa3Quant)]
 
 
 def find_recipe(name: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from glm5_ascend.errors import RecipeError
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.spec import Linear
-from glm5_ascend.quantize.recipe import Fa3Quant, Group, LinearQuant, Quarot, Recipe, Selection
+from glm5_ascend.quantize.recipe import Fa3Quant, LinearQuant, Recipe, Selection
 
 
 def symbols(config: ModelConfig) -> dict[str, list[int]]:
@@ -76,24 +76,19 @@ def without_effect(recipe: Recipe, config: ModelConfig) -> list[str]:
     sentences = []
     if recipe.spec.runner is not None:
         sentences.append(f"runner {recipe.spec.runner!r:.40} has no effect: layers are always quantized one by one")
-    for process in recipe.spec.process:
-        for step in process.configs if isinstance(process, Group) else (process,):
-            if isinstance(step, Quarot):
-                continue
-            selects = Selector(step, config)
-            if lost := selects.unmatched(modules):
-                sentences.append(
-                    f"step {step.type}: {', '.join(map(repr, lost))} matches no module of this model: no effect"
-                )
-            if isinstance(step, Fa3Quant) and not any(map(selects, indexers)):
-                sentences.append(
-                    f"step {step.type} (include {list(step.include)}) selects no indexer: no INT8 cache comes from it; "
-                    "INT8 latents are a switch of the engine (additional_config enable_sparse_sfa_c8)"
-                )
-            elif isinstance(step, LinearQuant) and not any(map(selects, linears)):
-                sentences.append(
-                    f"step {step.type} (include {list(step.include)}) selects no linear: it quantizes nothing"
-                )
+    for step in recipe.selections:
+        selects = Selector(step, config)
+        if lost := selects.unmatched(modules):
+            sentences.append(
+                f"step {step.type}: {', '.join(map(repr, lost))} matches no module of this model: no effect"
+            )
+        if isinstance(step, Fa3Quant) and not any(map(selects, indexers)):
+            sentences.append(
+                f"step {step.type} (include {list(step.include)}) selects no indexer: no INT8 cache comes from it; "
+                "INT8 latents are a switch of the engine (additional_config enable_sparse_sfa_c8)"
+            )
+        elif isinstance(step, LinearQuant) and not any(map(selects, linears)):
+            sentences.append(f"step {step.type} (include {list(step.include)}) selects no linear: it quantizes nothing")
     return sentences
 
 
@@ -113,23 +108,15 @@ def check_literal_layers(recipe: Recipe, config: ModelConfig) -> None:
         return
     numbers = symbols(config)
     dense, mtp = set(numbers["dense"]), set(numbers["mtp"])
-    for step in recipe.spec.process:
-        for selection in step.configs if isinstance(step, Group) else (step,):
-            if isinstance(selection, Quarot | Fa3Quant):
-                continue
-            named = _numbers(selection)
-            if named and named not in (dense, mtp, dense | mtp):
-                raise RecipeError(
-                    f"recipe {recipe.metadata.config_id}: step {selection.type}: layers "
-                    f"{', '.join(map(str, sorted(named)))} are named, but in this model the dense layers are "
-                    f"{_list(dense)} and the MTP layers {_list(mtp)}",
-                    "write model.layers.{dense}.* and model.layers.{mtp}.* instead of numbers",
-                )
-
-
-def _numbers(selection: Selection) -> set[int]:
-    patterns = (*selection.include, *selection.exclude)
-    return {int(layer) for pattern in patterns for layer in _LITERAL.findall(pattern)}
+    for step in recipe.selections:
+        patterns = () if isinstance(step, Fa3Quant) else (*step.include, *step.exclude)
+        named = {int(layer) for pattern in patterns for layer in _LITERAL.findall(pattern)}
+        if named and named not in (dense, mtp, dense | mtp):
+            raise RecipeError(
+                f"recipe {recipe.metadata.config_id}: step {step.type}: layers {_list(named)} are named, but in this "
+                f"model the dense layers are {_list(dense)} and the MTP layers {_list(mtp)}",
+                "write model.layers.{dense}.* and model.layers.{mtp}.* instead of numbers",
+            )
 
 
 def _list(numbers: set[int]) -> str:
