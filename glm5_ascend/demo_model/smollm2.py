@@ -86,7 +86,8 @@ def converted(source: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in source.items()
             if name.startswith(f"blk.{layer}.")
         }
-        parts = _attention(weights, head_weights) | (_dense(weights) if layer < DENSE_LAYERS else _experts(weights))
+        mlp = _neurons(weights) if layer < DENSE_LAYERS else _experts(weights)
+        parts = _attention(weights, head_weights) | mlp
         for norm in ("input_layernorm", "post_attention_layernorm"):
             parts[norm] = torch.ones(HIDDEN)
         for name, tensor in parts.items():
@@ -142,18 +143,14 @@ def _orthogonal(weight: Tensor) -> Tensor:
     return vectors
 
 
-def _neurons(weights: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _neurons(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return gate and up [1536, 576] with the norm's gain, and down [576, 1536]."""
     gate, up = (weights[f"ffn_{name}"] * weights["ffn_norm"] for name in ("gate", "up"))
-    return gate, up, weights["ffn_down"]
-
-
-def _dense(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return dict(zip(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), _neurons(weights), strict=True))
+    return {"mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": weights["ffn_down"]}
 
 
 def _experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    gate, up, down = _neurons(weights)
+    gate, up, down = _neurons(weights).values()
     names = [f"mlp.experts.{expert}" for expert in range(EXPERTS)] + ["mlp.shared_experts"]
     converted = {"mlp.gate": torch.zeros(EXPERTS, HIDDEN), "mlp.gate.e_score_correction_bias": torch.zeros(EXPERTS)}
     for index, name in enumerate(names):

@@ -43,7 +43,9 @@ def run_evaluation(options: EvaluateOptions, progress: Progress = silent, key: s
     """`evaluate` for a caller that shows the progress; `key`: API key of the server."""
     _check_eval_options(options)
     directory, source, text = _path(options.directory), Path(options.against), _path(options.text)
-    server = None if options.url is None else _client(options.url, key)
+    server = None
+    if options.url is not None:
+        server = Client(server_address(options.url), timeout=ANSWER_TIMEOUT_S, key=key).named()
     tokens = read_tasks(text, source, options.window, options.windows)
     if directory is not None:
         comparison = compare(directory, source, tokens.windows, progress, drafts=True)
@@ -71,10 +73,6 @@ def _check_eval_options(options: EvaluateOptions) -> None:
         check_card(Path(options.directory))
     if options.html is not None:
         page.check_path(Path(options.html))
-
-
-def _client(address: str, key: str) -> Client:
-    return Client(server_address(address), "", ANSWER_TIMEOUT_S, key).named()
 
 
 def _path(value: str | Path | None) -> Path | None:

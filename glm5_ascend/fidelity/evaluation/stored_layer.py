@@ -67,7 +67,9 @@ class StoredLayer:
         module = self.prefix + name
         scheme = self.scheme(name)
         if scheme != schemes.FLOAT:
-            return self.quantized_linear(module, scheme, x)
+            if module not in self._quantized:
+                self._quantized[module] = self._read_quantized(module, scheme)
+            return ops.int8_linear(x, self._quantized[module])
         if f"{name}.weight" in self._floats:
             return fp32_linear(x, self._floats[f"{name}.weight"])
         shape = self.files.shape(f"{module}.weight")
@@ -78,11 +80,6 @@ class StoredLayer:
 
     def scheme(self, name: str) -> str:
         return str(self.description.get(f"{self.prefix}{name}.weight", schemes.FLOAT))
-
-    def quantized_linear(self, module: str, scheme: str, x: torch.Tensor) -> torch.Tensor:
-        if module not in self._quantized:
-            self._quantized[module] = self._read_quantized(module, scheme)
-        return ops.int8_linear(x, self._quantized[module])
 
     def _read_quantized(self, module: str, scheme: str) -> ops.LinearWeights:
         def read(suffix: str) -> torch.Tensor:

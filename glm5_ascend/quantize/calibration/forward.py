@@ -84,11 +84,6 @@ def stream_name(layer: int) -> str:
     return f"stream-{layer}"
 
 
-def shares_selections(config: ModelConfig, layer: int) -> bool:
-    """True if a layer works on the selections of an earlier one."""
-    return layer < config.num_layers_with_mtp and config.shares_indexer(layer)
-
-
 def open_selections(config: ModelConfig, folder: Path, lengths: tuple[int, ...]) -> Stream | None:
     """Keys that every query attends to, bool, stored for layers that share the indexer of an earlier one (GLM-5.2).
 
@@ -130,7 +125,8 @@ class LayerStreams:
 
 def output_checksum(config: ModelConfig, folder: Path, layer: int) -> str:
     """Checksum of the input of the layers after `layer`: stream, and selections if the next layer needs them."""
-    names = [stream_name(layer + 1)] + [SELECTIONS] * shares_selections(config, layer + 1)
+    shares = layer + 1 < config.num_layers_with_mtp and config.shares_indexer(layer + 1)
+    names = [stream_name(layer + 1)] + [SELECTIONS] * shares
     return " ".join(str(file_checksum(folder / name)) for name in names)
 
 
