@@ -162,6 +162,12 @@ def value_of(argv: Sequence[str], flag: str) -> str:
     return groups[-1][0] if groups and groups[-1] else ""
 
 
+def number_of(argv: Sequence[str], flag: str, default: int = 0) -> int:
+    """Value of a flag that is a whole number; the default without the flag, or where it is none."""
+    text = value_of(argv, flag)
+    return int(text) if text.isdecimal() else default
+
+
 def with_flags(args: Mapping[str, Any]) -> dict[str, Any]:
     """A profile's arguments (flags without dashes) with enabled int8 caches as flags instead of keys.
 

@@ -25,7 +25,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.cores import BIND
 from glm5_ascend.serve.environment import on_ascend
 from glm5_ascend.serve.failed_start import explained
-from glm5_ascend.serve.flags import ServerCommand, value_of
+from glm5_ascend.serve.flags import ServerCommand, number_of, value_of
 from glm5_ascend.serve.memory import FROM_DISK, cache_bytes
 
 #: Seconds from the first Ctrl-C to SIGKILL. vLLM ends running requests at once, and then waits for their connections
@@ -174,8 +174,7 @@ def grace_seconds(argv: Sequence[str]) -> float:
     """Seconds that a server has to end, with those that vLLM's --shutdown-timeout gives to running requests."""
     if any("sglang" in word for word in argv[:3]):
         return SGLANG_GRACE_S
-    drain = value_of(argv, "--shutdown-timeout")
-    return GRACE_S + (int(drain) if drain.isdecimal() else 0)
+    return GRACE_S + number_of(argv, "--shutdown-timeout")
 
 
 def end(process: subprocess.Popen[bytes], grace: float = GRACE_S) -> None:

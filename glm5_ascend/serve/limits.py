@@ -8,7 +8,7 @@ from typing import Any
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.files.untrusted import parse_json
 from glm5_ascend.model.config import ModelConfig
-from glm5_ascend.serve.flags import value_of
+from glm5_ascend.serve.flags import number_of, value_of
 
 FLAG = "--tensor-parallel-size"
 #: Keys of config.json, and what a rank's part must be a multiple of: two rows of INT4 share a byte.
@@ -26,8 +26,7 @@ POOL = 4
 
 def ranks_of(argv: Sequence[str]) -> int:
     """The number of ranks that a command line asks for by --tensor-parallel-size; 1 without it."""
-    text = value_of(argv, FLAG)
-    return max(1, int(text)) if text.isdecimal() else 1
+    return max(1, number_of(argv, FLAG))
 
 
 def drafts_of(argv: Sequence[str]) -> int:

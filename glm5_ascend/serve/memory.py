@@ -15,7 +15,7 @@ from glm5_ascend.files.cgroups import available_memory
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.memory import FP32, cached_values
 from glm5_ascend.model.spec import Linear
-from glm5_ascend.serve.flags import ServerCommand, given_flags, value_of
+from glm5_ascend.serve.flags import ServerCommand, given_flags, number_of, value_of
 from glm5_ascend.serve.limits import drafts_of, ranks_of
 from glm5_kernels import registry
 
@@ -113,7 +113,7 @@ def default_limits(checkpoint: CheckpointSummary, command: ServerCommand) -> dic
             f"a context of {context} tokens takes {_gb(needed)} of cache, {_gb(memory.cache // ranks)} are given",
             f"give a shorter --max-model-len, or --kv-cache-memory-bytes {needed}",
         )
-    cache = max(needed, min(most, needed * _number(flags, "--max-num-seqs", _SEQUENCES), max(2**30, 2 * needed)))
+    cache = max(needed, min(most, needed * number_of(flags, "--max-num-seqs", _SEQUENCES), max(2**30, 2 * needed)))
     limits = {"--max-model-len": str(context), "--kv-cache-memory-bytes": str(cache)}
     if memory.cache or "--gpu-memory-utilization" in given_flags(flags):
         del limits["--kv-cache-memory-bytes"]
@@ -189,26 +189,18 @@ def _stays_in_file(name: str) -> bool:
 
 def cache_bytes(command: ServerCommand) -> int:
     """Bytes of the cache that a command states; 0 if it states none."""
-    stated = value_of(command.argv, "--kv-cache-memory-bytes")
-    if stated.isdecimal():
-        return int(stated)
     space = command.env.get(_CACHE) or os.environ.get(_CACHE, "")
-    return int(space) * 2**30 if space.isdecimal() else 0
+    return number_of(command.argv, "--kv-cache-memory-bytes", int(space) * 2**30 if space.isdecimal() else 0)
 
 
 def _working(config: ModelConfig, command: ServerCommand, ranks: int) -> int:
     """The processes, the activations of a step and its logits."""
-    tokens = _number(command.argv, "--max-num-batched-tokens", _TOKENS)
-    sequences = _number(command.argv, "--max-num-seqs", _SEQUENCES)
+    tokens = number_of(command.argv, "--max-num-batched-tokens", _TOKENS)
+    sequences = number_of(command.argv, "--max-num-seqs", _SEQUENCES)
     attended = config.kv_lora_rank + config.qk_nope_head_dim + config.qk_rope_head_dim
     step = tokens * (4 * config.num_attention_heads * attended + 16 * config.hidden_size + 4 * config.index_topk)
     workers = 0 if ranks == 1 else ranks * _WORKER
     return _PROCESSES + workers + ranks * (step + 10 * sequences * config.vocab_size)
-
-
-def _number(flags: Sequence[str], flag: str, default: int) -> int:
-    text = value_of(flags, flag)
-    return int(text) if text.isdecimal() else default
 
 
 def _gb(size: int) -> str:
