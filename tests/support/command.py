@@ -47,7 +47,7 @@ def glm5_ascend(*arguments: object, **extra: str) -> subprocess.CompletedProcess
     """In a process of its own: a fork of one that has imported torch already, or a new interpreter."""
     words = list(map(str, arguments))
     if not any(name.startswith(_AT_START) for name in extra):
-        return _commands().run("glm5_ascend.cli:main", words, environment(**extra), timeout=TIMEOUT_S)
+        return _commands().run("glm5_ascend.__main__:main", words, environment(**extra), timeout=TIMEOUT_S)
     command = [sys.executable, "-m", "glm5_ascend", *words]
     return subprocess.run(
         command,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -87,4 +86,4 @@ def stored_bytes(plan: QuantizationPlan, prefix: str, linear: Linear, scheme: st
     if scheme == schemes.FLOAT:
         return int(plan.source.dtype(prefix + linear.tensor_name).itemsize * out * inp)
     tensors = schemes.stored_tensors(scheme, (out, inp), linear.name)
-    return sum(tensor.dtype.itemsize * math.prod(tensor.shape) for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors)

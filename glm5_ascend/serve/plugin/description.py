@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from glm5_ascend.checkpoint.types import DESCRIPTION_NAME
 from glm5_ascend.engine_view import FUSED_MODULES
@@ -30,35 +29,27 @@ class QuantDescription:
             prefix = stored + prefix.removeprefix(engine)
         parent, _, last = prefix.rpartition(".")
         first = "experts.0.gate_proj" if last == "experts" else FUSED_MODULES.get(last, (last,))[0]
-        return self.type_of_linear(f"{parent}.{first}")
-
-    def type_of_linear(self, module: str) -> str:
-        """Type of a linear by its full name in the checkpoint."""
-        if f"{module}.weight" not in self.types:
+        weight = f"{parent}.{first}.weight"
+        if weight not in self.types:
             raise CheckpointError(
-                f"{self.path} has no entry for {module}.weight",
+                f"{self.path} has no entry for {weight}",
                 "every tensor, the MTP layer's included, must be listed: re-create the checkpoint",
             )
-        return self.types[f"{module}.weight"]
+        return self.types[weight]
 
 
 def load_description(directory: Path) -> QuantDescription:
-    """Read the description of a checkpoint directory."""
+    """Read the description of a checkpoint directory; one with groups is refused, which cannot be served."""
     path = directory / DESCRIPTION_NAME
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist", "quantize the model first, or serve it without --quantization ascend"
         )
     content = read_json_object(path, max_bytes=MAX_BYTES_BY_TENSOR, fix="re-create the checkpoint")
-    check_group_size(path, content.get("group_size"))
-    types = {key: value for key, value in content.items() if "." in key and isinstance(value, str)}
-    return QuantDescription(path, load_config(directory), types, content.get("is_rot_used") is True)
-
-
-def check_group_size(path: Path, group_size: Any) -> None:
-    """Raise `CheckpointError` for a description with groups: only per-channel scales can be served."""
-    if group_size not in (None, 0):
+    if content.get("group_size") not in (None, 0):
         raise CheckpointError(
-            f"{path}: group_size is {group_size}, only per-channel scales (0) can be served",
+            f"{path}: group_size is {content['group_size']}, only per-channel scales (0) can be served",
             "re-create the checkpoint with group_size 0",
         )
+    types = {key: value for key, value in content.items() if "." in key and isinstance(value, str)}
+    return QuantDescription(path, load_config(directory), types, content.get("is_rot_used") is True)
