@@ -13,13 +13,11 @@ from glm5_kernels import rms_norm as norm_reference
 from glm5_kernels.mhc import Mhc
 from glm5_kernels.native import floats
 from glm5_kernels.native.library import function
-from glm5_kernels.native.rows import FLOATS, LANES, NO_ROWS, ROWS, as_rows, matrix, rows
+from glm5_kernels.native.rows import BLOCKS, FLOATS, LANES, NO_ROWS, ROWS, as_rows, blocks, matrix, rows
 from glm5_kernels.rms_norm import RmsNorm
 from glm5_kernels.v_up_proj import VUpProj
-from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
+from glm5_kernels.w4a8_moe import W4a8Moe
 
-#: The fields of a struct ExpertBlocks of glm5_kernels.h.
-BLOCKS = "piiiip"
 #: Streams whose weights fit the op's vectors.
 MOST_STREAMS = 8
 
@@ -51,11 +49,6 @@ int8_linear = partial(linear_reference.int8_linear, apply=apply_linear)
 
 def v_up_proj(operands: VUpProj) -> torch.Tensor:
     return floats.per_head(operands.latent, operands.w_uv).flatten(1)
-
-
-def blocks(weights: ExpertWeights, scales: torch.Tensor) -> tuple[int, ...]:
-    bases: int = weights.addresses.ctypes.data
-    return bases, weights.pitch, weights.rows, weights.columns, weights.packed, scales.data_ptr()
 
 
 def w4a8_moe(operands: W4a8Moe) -> torch.Tensor:

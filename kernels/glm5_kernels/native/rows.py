@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from glm5_kernels.paged_cache import MAX_POSITIONS
+from glm5_kernels.w4a8_moe import ExpertWeights
 
 #: The element types of rows, as glm5_kernels.h numbers them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -18,8 +19,8 @@ FLOATS = torch.float32, torch.bfloat16
 LANES = 16
 #: The fields of a struct Rows of glm5_kernels.h, and of a struct Angles.
 ROWS, ANGLES = "piii", "pipiii"
-#: The fields of a struct RotateQueries.
-QUERIES = 2 * ROWS + ANGLES + "iiii"
+#: The fields of a struct ExpertBlocks, and of a struct RotateQueries.
+BLOCKS, QUERIES = "piiiip", 2 * ROWS + ANGLES + "iiii"
 #: The struct Rows of an operand that is not there.
 NO_ROWS = 0, 0, 0, 0
 
@@ -37,6 +38,12 @@ def rows(x: torch.Tensor) -> tuple[int, int, int, int]:
 def angles(cos: torch.Tensor, sin: torch.Tensor) -> tuple[int, ...]:
     """The struct Angles of what `as_angles` returns."""
     return cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), DTYPES[cos.dtype], cos.shape[1]
+
+
+def blocks(weights: ExpertWeights, scales: torch.Tensor) -> tuple[int, ...]:
+    """The struct ExpertBlocks of experts, whose scales are contiguous fp32."""
+    bases: int = weights.addresses.ctypes.data
+    return bases, weights.pitch, weights.rows, weights.columns, weights.packed, scales.data_ptr()
 
 
 def as_rows(x: torch.Tensor, columns: int = LANES, dtypes: tuple[torch.dtype, ...] = FLOATS) -> torch.Tensor:

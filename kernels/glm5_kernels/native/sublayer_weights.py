@@ -16,8 +16,7 @@ from torch import Tensor
 from glm5_kernels.contract import check
 from glm5_kernels.errors import KernelInputError, UnsupportedVariantError
 from glm5_kernels.int8 import PER_TENSOR, LinearWeights
-from glm5_kernels.native.products import BLOCKS, blocks
-from glm5_kernels.native.rows import FLOATS, LANES, NO_ROWS, ROWS, matrix, rows
+from glm5_kernels.native.rows import BLOCKS, FLOATS, LANES, NO_ROWS, ROWS, blocks, matrix, rows
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
 _LINEAR, _NO_LINEAR = "i" + 2 * "piipppp", 15 * (0,)
