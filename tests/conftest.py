@@ -27,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order.longest_first(items)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("server"):
+        pytest.importorskip("vllm")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return order.scheduler(config, log)

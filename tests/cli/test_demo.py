@@ -12,7 +12,6 @@ import pytest
 from tests.support.command import TIMEOUT_S
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 
 def run_demo(directory: Path, *model: str) -> subprocess.CompletedProcess[str]:

@@ -71,7 +71,6 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, rotated_checkpoint: Path) -> Iterator[Fleet]:
-    pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("fleet")
     started = Fleet(folder, rotated_checkpoint, tool_environment(folder / "venv", "vllm-router"))
     try:

@@ -56,7 +56,6 @@ def test_the_script_of_several_servers_waits_for_them(tmp_path: Path) -> None:
 @pytest.mark.server
 @pytest.mark.long
 def test_requests_in_flight_complete(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
     from glm5_ascend.demo_model.resources import write_demo_model
 
     model = write_demo_model(tmp_path / "demo")

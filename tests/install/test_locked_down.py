@@ -128,7 +128,6 @@ def test_narrow_plain_and_closed(memory: Path, source: Path) -> None:
 @pytest.mark.server
 def test_serve_answers_from_a_read_only_root(memory: Path, tmp_path: Path) -> None:
     """A whole server: it comes up, answers, and the smoke test of a second command passes against it."""
-    pytest.importorskip("vllm")
     port = free_port()
     demo, out = memory / "demo", memory / "quantized"
     script = tmp_path / "serve.sh"

@@ -11,7 +11,6 @@ import torch
 from tests.serve.support import tiny_checkpoints
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 Oracle = dict[str, list[list[int]]]
 NEW_TOKENS = 32

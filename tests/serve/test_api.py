@@ -10,7 +10,6 @@ import pytest
 from tests.serve.support.chat import NO_THINKING, WEATHER, ask, joined
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 openai = pytest.importorskip("openai")
 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}

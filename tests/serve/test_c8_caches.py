@@ -12,7 +12,6 @@ from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.support.command import ROOT
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 SWITCHES = {"enable_sparse_li_c8": True, "enable_sparse_sfa_c8": True}
 #: Bytes per token at GLM-5's sizes, which the demo model has: 512 int8 latents, 64 bf16 and 4 scales; 128 int8 keys.

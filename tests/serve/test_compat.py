@@ -12,7 +12,6 @@ import pytest
 from glm5_ascend.serve.plugin import compat
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 
 def source(location: str) -> str:

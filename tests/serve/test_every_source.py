@@ -20,7 +20,6 @@ from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import fp8_blocks
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
-pytest.importorskip("vllm")
 
 NEW_TOKENS = 12
 MIXED = "as analyze writes it"

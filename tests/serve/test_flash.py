@@ -24,7 +24,6 @@ from tests.support.command import glm5_ascend
 from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 BLOCK, NEW_TOKENS = 64, 12
 #: fp32 in another order of sums; a wrong state changes log-probabilities by 0.01 and more.

@@ -16,7 +16,6 @@ from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_flash import with_floats, write_tiny_flash
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 
 def drafting(tokens: int) -> list[str]:

@@ -16,7 +16,6 @@ from tests.serve.support import tiny_checkpoints
 from tests.support.server_process import peak_bytes, running
 
 pytestmark = [pytest.mark.server, pytest.mark.long]
-pytest.importorskip("vllm")
 
 SHORT, LONG, NEW_TOKENS = 1024, 32768, 8
 CONTEXT = 33280

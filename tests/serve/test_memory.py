@@ -165,7 +165,6 @@ def test_limits_of_control_groups(
 @pytest.mark.server
 def test_copied_bytes_at_real_widths(tmp_path: Path, run_engine: Any) -> None:
     """Layers of GLM-5 and the MTP layer: a process that loads them takes what is predicted; 60 MB are buffers."""
-    pytest.importorskip("vllm")
     command = [sys.executable, ROOT / "benchmarks/tools/make_model.py", tmp_path / "model", "--preset", "real"]
     command += ["--layers", "3", "--dense", "1", "--experts", "16", "--vocab", "2048", "--mtp", "1", "--recipe", "w4a8"]
     subprocess.run(command, check=True, env=environment())

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 
 def acceptance(run_engine: Any, directory: Path, prompts: list[list[int]], **engine: Any) -> float:

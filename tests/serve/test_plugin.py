@@ -15,8 +15,6 @@ import pytest
 from glm5_ascend.serve.environment import ENTRY_POINTS, plugin_is_active
 from glm5_ascend.serve.plugin import ascend, register, register_platform
 
-needs_vllm = pytest.mark.server
-
 
 def test_import_is_light() -> None:
     """vLLM imports the plugin in every process; packages of the API are light until a function is used."""
@@ -63,10 +61,9 @@ def test_whether_our_plugin_is_active(environ: dict[str, str], active: bool, mon
     assert not plugin_is_active(environ)
 
 
-@needs_vllm
+@pytest.mark.server
 def test_in_vllm(probe: Any, float_checkpoint: Path) -> None:
     """One of each is registered, and settings that would serve wrong numbers are refused."""
-    pytest.importorskip("vllm")
     seen = probe("plugin", str(float_checkpoint))
     assert seen["platform"] == seen["resolved"] == "glm5_ascend.serve.plugin.platform.Glm5CpuPlatform"
     assert seen["is_cpu"] is True
@@ -82,8 +79,7 @@ def test_in_vllm(probe: Any, float_checkpoint: Path) -> None:
     assert "enable_sparse_li_c8 is 'yes'" in seen["no_boolean"]
 
 
-@needs_vllm
+@pytest.mark.server
 def test_without_a_choice_no_scores_are_computed(probe: Any) -> None:
     """Two requests, a part of one and all of the other; caches in the model's dtype and in int8."""
-    pytest.importorskip("vllm")
     assert probe("positions") == [True] * 4

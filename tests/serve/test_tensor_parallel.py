@@ -48,7 +48,6 @@ def test_what_must_divide(ranks: int, change: dict[str, Any], message: str) -> N
 @pytest.mark.long
 def test_logits(float_checkpoint: Path, run_engine: Any, prompts: list[list[int]]) -> None:
     """In fp32 only the order of additions differs."""
-    pytest.importorskip("vllm")
     engine = {"model": str(float_checkpoint), "dtype": "float32", "max_logprobs": -1}
     one, two = (
         torch.tensor(run_engine(engine=engine | {"tensor_parallel_size": n}, score=prompts[2:3])["scores"][0]).double()
@@ -62,7 +61,6 @@ def test_logits(float_checkpoint: Path, run_engine: Any, prompts: list[list[int]
 @pytest.mark.long
 def test_greedy_answers_and_the_end_of_all_processes(rotated_checkpoint: Path, run_engine: Any, tmp_path: Path) -> None:
     """The trained model with drafts; then one rank is killed while the other waits for it in compiled code."""
-    pytest.importorskip("vllm")
     from transformers import AutoTokenizer
 
     from benchmarks.training.evaluate import prompts_of

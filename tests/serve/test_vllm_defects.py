@@ -12,7 +12,6 @@ from tests.serve.support.tiny_checkpoints import SPECIALS
 from tests.support.tiny_model import write_tokenizer
 
 pytestmark = pytest.mark.server
-pytest.importorskip("vllm")
 
 CONSTANTS = {"temperature": [0.5, 0.5, 1.0, 1.0, 1.0], "top_k": [3, 3, 5, 5, 5]}
 CALL = {"content": "", "calls": [["get_weather", '{"city": "Oslo"}']]}
