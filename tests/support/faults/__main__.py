@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.faults import FAULTS
@@ -39,20 +38,11 @@ class MissingError(Exception):
     """Code or a test that the table names is no longer there."""
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A fault in its file."""
-
-    path: Path
-    right: str
-    wrong: str
-
-
-def find_code(tree: Path, fault: Fault) -> Planted:
-    """Where the fault goes.
+def find_code(tree: Path, fault: Fault) -> Path:
+    """The file that the fault goes into.
 
     Raises:
-        MissingError: none of its fragments stands exactly once in the product.
+        MissingError: it does not stand exactly once in the product.
     """
     texts = {
         path: path.read_text(encoding="utf-8")
@@ -60,11 +50,10 @@ def find_code(tree: Path, fault: Fault) -> Planted:
         for path in (tree / name).rglob("*.*")
         if path.suffix in SOURCES
     }
-    for right, wrong in fault.edits:
-        counts = {path: text.count(right) for path, text in texts.items() if right in text}
-        if sum(counts.values()) == 1:
-            return Planted(next(iter(counts)), right, wrong)
-    raise MissingError("its code is no longer there, or more than once")
+    counts = {path: text.count(fault.right) for path, text in texts.items() if fault.right in text}
+    if sum(counts.values()) != 1:
+        raise MissingError("its code is no longer there, or more than once")
+    return next(iter(counts))
 
 
 def find_tests(tree: Path, names: Iterable[str]) -> list[str]:
@@ -109,16 +98,16 @@ def build(tree: Path, source: Path) -> None:
         subprocess.run(command, cwd=tree, capture_output=True, check=True)
 
 
-def finding(tree: Path, planted: Planted, tests: list[str]) -> list[str]:
+def finding(tree: Path, path: Path, fault: Fault, tests: list[str]) -> list[str]:
     """The tests that fail with the fault; the file is put back."""
-    before = planted.path.read_text(encoding="utf-8")
+    before = path.read_text(encoding="utf-8")
     try:
-        planted.path.write_text(before.replace(planted.right, planted.wrong), encoding="utf-8")
-        build(tree, planted.path)
+        path.write_text(before.replace(fault.right, fault.wrong), encoding="utf-8")
+        build(tree, path)
         return failing(tree, tests)
     finally:
-        planted.path.write_text(before, encoding="utf-8")
-        build(tree, planted.path)
+        path.write_text(before, encoding="utf-8")
+        build(tree, path)
 
 
 def collected(tree: Path, tests: Iterable[str], *options: str) -> set[str]:
@@ -146,7 +135,7 @@ def main() -> int:
     places: dict[Fault, tuple[Path, list[str]]] = {}
     for fault in faults:
         try:
-            places[fault] = find_code(args.tree, fault).path.relative_to(args.tree), find_tests(args.tree, fault.tests)
+            places[fault] = find_code(args.tree, fault).relative_to(args.tree), find_tests(args.tree, fault.tests)
         except MissingError as error:
             lost[fault] = str(error)
     if args.list:
@@ -162,7 +151,7 @@ def main() -> int:
         broken = failing(copy, tests, first=False)
         for number, (fault, (_, named)) in enumerate(places.items(), 1):
             usable = [test for test in named if not any(wrong.startswith(test) for wrong in broken)]
-            found[fault] = finding(copy, find_code(copy, fault), usable) if usable else []
+            found[fault] = finding(copy, copy / places[fault][0], fault, usable) if usable else []
             print(f"{number}/{len(places)} {fault.what}: {found[fault] or 'NOT FOUND'}", file=sys.stderr, flush=True)
         quick = collected(copy, (tests[0] for tests in found.values() if tests))  # the others: make test-all
     print("| | fault | in | found by | level |\n|---|---|---|---|---|", end="\n")

@@ -12,16 +12,16 @@ class Fault:
     Attributes:
         area: the part of the product that it is in.
         what: what is wrong, in words.
-        edits: (right code, wrong code). The first whose right code stands exactly once in the product is applied.
+        right, wrong: code that stands exactly once in the product, and what is put in its place.
         tests: names of test functions, with their parameters where one case is enough; those that must find it.
     """
 
     area: str
     what: str
-    edits: tuple[tuple[str, str], ...]
+    right: str
+    wrong: str
     tests: tuple[str, ...]
 
 
 def fault(area: str, what: str, right: str, wrong: str, *tests: str) -> Fault:
-    """A fault whose code stands in one way only."""
-    return Fault(area, what, ((right, wrong),), tests)
+    return Fault(area, what, right, wrong, tests)

@@ -208,15 +208,11 @@ FAULTS: tuple[Fault, ...] = (
         "  PORT=$((${FIRST_PORT:-{{ role.port }}}))\n",
         "test_the_script_starts_what_serve_starts",
     ),
-    Fault(
+    fault(
         "deploy",
         "a known bad combination is printed and served",
-        (
-            (
-                "print_broken(result.broken)) and not options.skip_verify",
-                "print_broken(result.broken)) and options.skip_verify",
-            ),
-        ),
-        ("test_what_cannot_be_is_refused",),
+        "print_broken(result.broken)) and not options.skip_verify",
+        "print_broken(result.broken)) and options.skip_verify",
+        "test_what_cannot_be_is_refused",
     ),
 )
