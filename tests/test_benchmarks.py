@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.command import environment
+from tests.support.command import ran
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -16,11 +15,8 @@ TOOLS = sorted(f"tools.{path.stem}" for path in (FOLDER / "tools").glob("*.py") 
 
 def test_the_script_for_an_npu_measures_what_runs_here() -> None:
     """On a CPU the compiled op, checked; without an NPU one line and exit code 3."""
-    command = [sys.executable, str(FOLDER / "bench_npu.py"), "--rounds", "1", "--only", "preprocess T=8"]
-    here, npu = (
-        subprocess.run([*command, "--device", device], capture_output=True, text=True, check=False, env=environment())
-        for device in ("cpu", "npu")
-    )
+    command = [sys.executable, FOLDER / "bench_npu.py", "--rounds", "1", "--only", "preprocess T=8"]
+    here, npu = (ran(*command, "--device", device) for device in ("cpu", "npu"))
     assert here.returncode == 0 and re.search(r"\| `mla_preprocess` \| T=8 \| cpu \| [\d.]+ us \|", here.stdout)
     assert npu.returncode == 3 and "torch_npu does not load" in npu.stderr and "Traceback" not in npu.stderr
 

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 import typer
 
 from glm5_ascend.cli import app
-from tests.support.command import ROOT, environment, in_process
+from tests.support.command import ROOT, in_process, said
 from tests.support.documents import blocks, document, documents, headings, prose, section, shell_lines
 
 #: deploy/TROUBLESHOOTING.md is written by a command and tested where that is.
@@ -74,16 +73,9 @@ def test_the_python_block_runs(tmp_path: Path) -> None:
     """In an empty folder, on the demo model, as a user would run it after the laptop's commands."""
     (block,) = (block for block in blocks(section(document("README.md"), "In Python")) if block.language == "python")
     (tmp_path / "work").mkdir()
-    assert subprocess.run(
-        [sys.executable, "-m", "glm5_ascend", "demo-model", "work/glm5"], cwd=tmp_path, env=environment(), check=True
-    )
+    said(sys.executable, "-m", "glm5_ascend", "demo-model", "work/glm5", cwd=tmp_path)
     (tmp_path / "block.py").write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "block.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[0] == "True"
+    assert said(sys.executable, "block.py", cwd=tmp_path).splitlines()[0] == "True"
     assert (tmp_path / "work/mine.yaml").is_file()
     assert any((tmp_path / "work/k8s").iterdir())
 

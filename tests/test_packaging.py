@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import venv
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.engine_lines import LINES, STABLE, EngineLine
-from tests.support.command import ROOT
+from tests.support.command import ROOT, ran, said
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -30,9 +29,7 @@ def test_kernels_is_a_source_root_not_a_package() -> None:
 
 
 def test_kernels_cannot_be_imported_twice() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import kernels.glm5_kernels"], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = ran(sys.executable, "-c", "import kernels.glm5_kernels", env=os.environ, cwd=ROOT)
     assert done.returncode != 0
     assert "import glm5_kernels" in done.stderr or "No module named" in done.stderr
 
@@ -40,9 +37,7 @@ def test_kernels_cannot_be_imported_twice() -> None:
 @pytest.mark.parametrize("arguments", [["-c", "import glm5_ascend"], ["-m", "glm5_ascend", "--help"]])
 def test_import_and_help_stay_light(arguments: list[str]) -> None:
     """Neither may pull in torch, vllm or transformers (each costs seconds)."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = ran(sys.executable, "-X", "importtime", *arguments, env=os.environ, cwd=ROOT, check=True)
     loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "glm5_ascend" in loaded
     assert not loaded & {"torch", "vllm", "transformers", "numpy", "pydantic"}
@@ -52,9 +47,7 @@ def test_import_and_help_stay_light(arguments: list[str]) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel built from the sdist, as a release would be."""
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    said(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, env=os.environ)
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
 
@@ -109,12 +102,10 @@ def test_npu_extra_changes_none_of_the_atlas_set(line: EngineLine, wheel: zipfil
         (info / "RECORD").write_text("")
     report = tmp_path / "report.json"
     python = tmp_path / "venv" / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run", "--quiet"]
-    command += ["--report", str(report), f"{wheel.filename}[npu]"]
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--quiet"]
     # PYTHONPATH would show pip this checkout's own metadata: installed already, nothing to plan.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    assert done.returncode == 0, done.stderr[-2000:]
+    said(*command, "--report", report, f"{wheel.filename}[npu]", env=environ)
     planned = {item["metadata"]["name"].lower().replace("_", "-") for item in json.loads(report.read_text())["install"]}
     assert "glm5-ascend" in planned
     assert not planned & set(line.packages)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.checkpoint.output import copy_serving_files
-from tests.support.command import TIMEOUT_S, environment
+from tests.support.command import environment, ran
 from tests.support.tiny_model import change_json
 
 TEXTS = """
@@ -45,10 +44,7 @@ def trap(tiny_source: Path, tmp_path: Path) -> Path:
 
 def answered_yes(tmp_path: Path, *arguments: str | Path) -> str:
     variables = environment(HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], env=variables, input="y\n" * 9, timeout=TIMEOUT_S,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = ran(sys.executable, *arguments, env=variables, input="y\n" * 9)
     assert "Traceback" not in done.stderr, done.stderr
     assert "[y/N]" not in done.stdout + done.stderr
     return done.stdout

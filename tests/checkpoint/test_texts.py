@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from glm5_ascend.checkpoint.texts import encoded_pieces, pieces
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import TextError
 from glm5_ascend.quantize.calibration.dataset import load_calibration
-from tests.support.command import TIMEOUT_S, environment
+from tests.support.command import said
 from tests.support.tiny_model import VOCAB_SIZE
 
 WORDS = "The residual stream of a transformer carries\nfew  very large channels;\n\n    they stay.\n"
@@ -92,8 +91,6 @@ def test_memory_does_not_depend_on_the_file(suffix: str, tiny_source: Path, tmp_
         for _ in range(3):
             file.write(line)
         file.write('"\n' if suffix == ".jsonl" else "")
-    command = [sys.executable, "-c", CHILD, str(path), str(tiny_source), str(2**17)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=TIMEOUT_S, check=True)
-    tokens, growth = map(int, done.stdout.split())
+    tokens, growth = map(int, said(sys.executable, "-c", CHILD, path, tiny_source, 2**17).split())
     assert tokens == 2**19
     assert growth < 400e6 + (5 * os.path.getsize(path) if suffix == ".jsonl" else 0)

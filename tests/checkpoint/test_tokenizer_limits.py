@@ -15,7 +15,7 @@ import pytest
 from glm5_ascend.checkpoint import tokenizer as limits
 from glm5_ascend.checkpoint.tokenizer import SourceTokenizer
 from glm5_ascend.errors import CheckpointError, TextError
-from tests.support.command import TIMEOUT_S, environment, glm5_ascend, interruptible
+from tests.support.command import environment, glm5_ascend, interruptible, ran
 from tests.support.server_process import wait_for
 from tests.support.tiny_model import change_json, edited_json
 
@@ -82,9 +82,7 @@ def test_templates(template: str, says: str, source: Path) -> None:
         "tokenizer.MEMORY_BYTES = 2**29\n"
         f"tokenizer.SourceTokenizer(Path(sys.argv[1])).render({CHAT!r}, None)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(source)], env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    done = ran(sys.executable, "-c", code, source)
     assert says in done.stderr.splitlines()[-1] and "glm5_ascend.errors" in done.stderr.splitlines()[-1], done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import TIMEOUT_S
+from tests.support.command import ran
 
 pytestmark = pytest.mark.server
 
 
 def run_demo(directory: Path, *model: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "glm5_ascend", "demo", str(directory), *model]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    return ran(sys.executable, "-m", "glm5_ascend", "demo", directory, *model, env=os.environ)
 
 
 def test_demo_answers_and_calls_a_tool(tmp_path: Path) -> None:

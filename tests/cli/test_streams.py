@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.verify import verify
-from tests.support.command import environment
+from tests.support.command import environment, ran
 
 BUFFERED = {"PYTHONUNBUFFERED": ""}
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -23,9 +23,7 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 def shell(line: str, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """`glm5` in `line` is the program."""
     words = line.replace("glm5 ", f"{sys.executable} -m glm5_ascend ", 1)
-    return subprocess.run(
-        words, shell=True, capture_output=True, text=True, check=False, env=environment(**extra), timeout=300
-    )
+    return ran("sh", "-c", words, env=environment(**extra))
 
 
 @pytest.mark.parametrize("extra", [BUFFERED, UNBUFFERED], ids=["buffered", "unbuffered"])

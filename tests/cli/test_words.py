@@ -14,7 +14,7 @@ import pytest
 from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import shell_word
-from tests.support.command import assert_one_clear_line, environment, in_process, interruptible
+from tests.support.command import assert_one_clear_line, environment, in_process, interruptible, ran, said
 from tests.support.programs import PRINTS, stand_in
 
 ODD = ["plain", "two words", "it's", "a\nb", "\x1b[2J", "caf\xe9", os.fsdecode(b"caf\xe9"), "$HOME `id` \\", "-x", ""]
@@ -68,8 +68,7 @@ def test_a_command_to_paste_is_no_open_server(tiny_w4a8: Path, tmp_path: Path, m
         path = stand_in(tmp_path, program, '#!/bin/sh\necho "key=$VLLM_API_KEY" "$@"\n')
 
     def pasted(text: str, **env: str) -> subprocess.CompletedProcess[str]:
-        variables = environment(PATH=path, **env)
-        return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False, env=variables)
+        return ran("bash", "-c", text, env=environment(PATH=path, **env))
 
     plan = in_process("plan", "--quant", "w4a8").stdout.split("run it: ")[-1].split("\n\n")[0].replace("\n", " ")
     profiles = ("a3-single-w4a8", "a3-single-w4a8-sglang")
@@ -90,9 +89,8 @@ def test_a_command_to_paste_is_no_open_server(tiny_w4a8: Path, tmp_path: Path, m
 def test_the_proxy_takes_more_arguments(tmp_path: Path) -> None:
     script, path = rendered_texts(load("a3-pd"), "shell", "/models/x")["proxy.sh"], stand_in(tmp_path, "python", PRINTS)
     env = environment(PATH=path, PREFILL_NODES="a b", DECODE_NODES="c", PROXY="p.py")
-    command = ["bash", "-c", script, "proxy.sh", "--open", "--log-level", "two words"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.splitlines()[-2:] == ["--log-level", "two words"]
+    text = said("bash", "-c", script, "proxy.sh", "--open", "--log-level", "two words", env=env)
+    assert text.splitlines()[-2:] == ["--log-level", "two words"]
 
 
 def test_next_names_the_output(tiny_source: Path, tmp_path: Path) -> None:
@@ -111,10 +109,8 @@ def test_the_key_leaves_the_command_line(tmp_path: Path) -> None:
     env = environment()
     env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
     for words in (["--api-key", "secret"], ["--api-key=secret"], ["--seed", "1", "--api_key", "secret"]):
-        command = [sys.executable, "-m", "glm5_ascend", "serve", str(tmp_path), "--", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-        assert done.returncode == 0, done.stderr
-        shown, _, key = done.stdout.strip().rpartition(" ")
+        text = said(sys.executable, "-m", "glm5_ascend", "serve", tmp_path, "--", *words, env=env)
+        shown, _, key = text.strip().rpartition(" ")
         assert key == "secret" and "secret" not in shown and "'serve'" in shown
 
 

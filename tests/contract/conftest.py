@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.contract.support import sglang as sglang_support
 from tests.contract.support.loaded import Load, Loaded, read_loaded
 from tests.contract.support.peers import interpreter_with, named_interpreter
 from tests.contract.support.sglang import SGLang
-from tests.support.command import ROOT
+from tests.support.command import made_model
 
 #: Scripts that run in the environment with vllm-ascend.
 SCRIPTS = Path(__file__).parent / "vllm_ascend_on_cpu"
@@ -85,6 +83,4 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> SGLang:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest GLM-5 that msModelSlim takes, 12 MB."""
-    out = tmp_path_factory.mktemp("model") / "glm5"
-    subprocess.run([sys.executable, ROOT / "benchmarks/tools/make_model.py", out, "--preset", "tiny"], check=True)
-    return out
+    return made_model(tmp_path_factory.mktemp("model") / "glm5", "--preset", "tiny")

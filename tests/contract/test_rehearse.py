@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from benchmarks.tools.make_model import write_hollow
 from glm5_ascend.checkpoint.index import INDEX_NAME, CheckpointDir
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from tests.support.command import ROOT, glm5_ascend
+from tests.support.command import glm5_ascend, made_model
 from tests.support.tiny_model import change_json
 
 pytestmark = pytest.mark.contract
@@ -36,12 +34,11 @@ def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def of(recipe: str) -> Path:
         if recipe not in folders:
-            folders[recipe] = tmp_path_factory.mktemp("hollow") / recipe
             sizes = ["--preset", "real", "--layers", "4", "--dense", "1", "--experts", "256", "--mtp", "1"]
             if recipe.startswith("flash"):  # KDA three times, DSA, KDA
                 sizes = ["--preset", "flash", "--layers", "5", "--dense", "1", "--mtp", "1"]
-            program = [sys.executable, ROOT / "benchmarks/tools/make_model.py", folders[recipe], "--recipe", recipe]
-            subprocess.run([*program, *sizes], check=True)
+            folder = tmp_path_factory.mktemp("hollow") / recipe
+            folders[recipe] = made_model(folder, "--recipe", recipe, *sizes)
         return folders[recipe]
 
     return of

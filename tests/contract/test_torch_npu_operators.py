@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from glm5_ascend.deploy.rehearsal.environment import RehearsalEnvironment
-from tests.support.command import ROOT
+from tests.support.command import ROOT, said
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 pytestmark = pytest.mark.contract
@@ -21,8 +20,7 @@ DEVICE = ROOT / "tests/quantize/support/python_device.py"
 def test_every_operator_of_the_quantizer_exists(recipe: str, vllm_ascend: RehearsalEnvironment, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source", **SHARED_INDEXER)
     calib, names, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "names", tmp_path / "report.json"
-    command = [sys.executable, DEVICE, source, tmp_path / "out", recipe, calib, names]
-    subprocess.run([str(part) for part in command], check=True)
+    said(sys.executable, DEVICE, source, tmp_path / "out", recipe, calib, names)
     asked = json.loads(names.read_text())
     assert len(asked) > 30
     names.write_text(json.dumps([*asked, "aten::_linalg_eigh"]))  # one it really lacks shows that the question works

@@ -19,7 +19,7 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.serve.local_server import free_port
-from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.command import ROOT, ran
 from tests.support.listening import listening
 from tests.support.programs import stand_in
 
@@ -38,9 +38,7 @@ socket.gethostbyname = late
 
 
 def bash(script: Path, *arguments: object, **environ: str) -> Done:
-    words = ["bash", str(script), *map(str, arguments)]
-    env = {**os.environ, **environ}
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return ran("bash", script, *arguments, env={**os.environ, **environ})
 
 
 def answering(port: int, answer: Callable[[str], tuple[int, str]]) -> AbstractContextManager[str]:

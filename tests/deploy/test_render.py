@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.middleware import GUARDS
 from glm5_ascend.serve.options import ServeOptions
-from tests.deploy.support.judges import checked, program
+from tests.deploy.support.judges import program
 from tests.deploy.support.rendered import SHAPES, written
-from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.command import ROOT, said
 from tests.support.programs import stand_in
 
 PLACES = [
@@ -55,11 +54,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
         env = {"PATH": path, "RECORD": str(record), **variables, "OPEN": "1", **environ}
         if role.per_rank:
             env["STAY"] = str(role.local_ranks)
-        script = folder / f"serve-{role.name}.sh"
-        done = subprocess.run(
-            ["bash", script, *arguments], env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        said("bash", folder / f"serve-{role.name}.sh", *arguments, env=env)
         return [json.loads(path.read_text()) for path in record.glob("*.json")]
 
     return run
@@ -129,14 +124,14 @@ def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     scripts = [script for folder in folders for script in sorted(folder.glob("*.sh"))]
     (tmp_path / "checks.sh").write_text(rendered("checks.sh.j2"))
     scripts += [tmp_path / "checks.sh", ROOT / "deploy/run-in-container.sh"]
-    checked(program("shellcheck", "shellcheck"), "--shell=bash", *scripts)
+    said(program("shellcheck", "shellcheck"), "--shell=bash", *scripts)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_compose_files_are_accepted(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "files", name, "compose")
     compose = program("docker-compose", "docker-compose")
-    shown = yaml.safe_load(checked(compose, "-f", folder / "compose.yaml", "config"))
+    shown = yaml.safe_load(said(compose, "-f", folder / "compose.yaml", "config"))
     for role in load(name).roles.values():
         service = shown["services"][role.name]
         dies = [device for device in service["devices"] if "davinci_manager" not in device and "davinci" in device]

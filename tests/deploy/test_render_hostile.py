@@ -11,6 +11,7 @@ import yaml
 from glm5_ascend.deploy import render
 from glm5_ascend.errors import ConfigError
 from tests.deploy.support.rendered import pods_in
+from tests.support.command import ran
 from tests.support.programs import PRINTS, stand_in
 
 HOSTILE = (
@@ -65,7 +66,7 @@ def test_values_of_a_cluster_end_as_themselves(tmp_path: Path) -> None:
 def run_script(path: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The script with a `vllm` that prints its arguments, one a line."""
     env = {"PATH": stand_in(folder / "bin", "vllm", PRINTS), "OPEN": "1", **variables}
-    return subprocess.run(["bash", str(path)], capture_output=True, text=True, check=False, env=env, timeout=60)
+    return ran("bash", path, env=env)
 
 
 def test_a_plain_path_ends_as_itself(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from glm5_ascend.deploy.profiles.load import load
 from glm5_ascend.deploy.rendering.context import ROUTER_VERSION
 from glm5_ascend.deploy.rendering.values import NPU_RESOURCE
 from glm5_ascend.errors import ConfigError
-from tests.deploy.support.judges import checked, tool_environment
+from tests.deploy.support.judges import tool_environment
 from tests.deploy.support.rendered import SHAPES, objects_in, pods_in, written
+from tests.support.command import ran, said
 from tests.support.programs import PRINTS, stand_in
 
 
@@ -43,7 +43,7 @@ def test_kubernetes_objects_fit_their_schemas(tmp_path: Path, kubernetes_python:
         "for item in data['groups']: jsonschema.validate(item, data['schema'])\n"
     )
     schema = json.loads((Path(__file__).parent / "support" / "leaderworkerset.json").read_text())
-    checked(kubernetes_python, "-c", code, text=json.dumps({"core": core, "groups": groups, "schema": schema}))
+    said(kubernetes_python, "-c", code, input=json.dumps({"core": core, "groups": groups, "schema": schema}))
     containers = [item["spec"]["template"]["spec"]["containers"][0] for item in core if item["kind"] == "Deployment"]
     npus = {container["name"]: container["resources"]["limits"].get(NPU_RESOURCE) for container in containers}
     assert npus == {"server": "16", "router": None, "proxy": None}
@@ -99,8 +99,7 @@ def call_of_proxy(objects: dict[tuple[str, str], dict[str, Any]], name: str, fol
     script = folder / "proxy.sh"
     script.write_text(objects["ConfigMap", name]["data"]["proxy.sh"])
     path = {"PATH": stand_in(folder / "bin", "python", PRINTS), "OPEN": "1"}
-    done = subprocess.run(["bash", script], env=environ | path, capture_output=True, text=True, check=True)
-    return environ, done.stdout.split()
+    return environ, said("bash", script, env=environ | path).split()
 
 
 def test_the_proxy_is_told_of_every_pod(tmp_path: Path) -> None:
@@ -146,16 +145,14 @@ def test_the_router_accepts_its_flags(tmp_path: Path) -> None:
     )
     path = {"PATH": stand_in(tmp_path / "bin", "vllm-router", parser), "OPEN": "1"}
     for arguments, environ in ((container["args"][1:], {}), ([], {"WORKERS": "http://a:8000 http://b:8000"})):
-        command = ["bash", script, *arguments]
-        done = subprocess.run(command, env=environ | path, capture_output=True, text=True, check=True)
-        options = json.loads(done.stdout)
+        options = json.loads(said("bash", script, *arguments, env=environ | path))
         assert options["service_discovery"] is bool(arguments)
         if arguments:
             assert options["service_discovery_port"] == 8000 and options["worker_urls"] == []
             assert options["selector"] == {"app.kubernetes.io/part-of": "a3-2node", "glm5-ascend/answers": "yes"}
         else:
             assert options["worker_urls"] == ["http://a:8000", "http://b:8000"]
-    lost = subprocess.run(["bash", script], env=path, capture_output=True, text=True, check=False)
+    lost = ran("bash", script, env=path)
     assert lost.returncode != 0 and "WORKERS" in lost.stderr
 
 

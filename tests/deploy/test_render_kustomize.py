@@ -11,8 +11,8 @@ import yaml
 
 from glm5_ascend.deploy import render
 from glm5_ascend.deploy.rendering.templates import yaml_value
-from tests.deploy.support.judges import checked
 from tests.deploy.support.rendered import SHAPES
+from tests.support.command import said
 
 
 def test_the_overlay_builds_what_k8s_writes_and_the_secret(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_the_overlay_builds_what_k8s_writes_and_the_secret(tmp_path: Path) -> No
     for name in SHAPES:
         render(name, "kustomize", out=tmp_path / name)
         render(name, "k8s", out=tmp_path / f"{name}-k8s")
-        text = checked("kubectl", "kustomize", tmp_path / name / "overlays" / "mine")
+        text = said("kubectl", "kustomize", tmp_path / name / "overlays" / "mine")
         built = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(text)}
         assert built.pop(("Secret", "glm5-api-key"))["data"] == {"key": ""}
         files = (tmp_path / f"{name}-k8s").glob("*.yaml")

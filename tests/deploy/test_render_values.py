@@ -18,7 +18,7 @@ from glm5_ascend.deploy.rendering.files import rendered_texts
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.local_server import free_port
 from tests.deploy.support.rendered import SHAPES, objects_in, pods_in
-from tests.support.command import in_process
+from tests.support.command import in_process, ran
 from tests.support.server_process import wait_for
 
 VALUES = """\
@@ -107,7 +107,7 @@ def test_no_script_starts_open(name: str, tmp_path: Path) -> None:
         if file == "health.sh" or (name, file) == ("cpu", "serve-server.sh"):  # the latter listens on 127.0.0.1
             continue
         (tmp_path / file).write_text(text)
-        done = subprocess.run(["bash", tmp_path / file], env=environ, capture_output=True, text=True, check=False)
+        done = ran("bash", tmp_path / file, env=environ)
         assert done.returncode == 2 and "would answer anyone" in done.stderr and done.stdout == "", file
 
 

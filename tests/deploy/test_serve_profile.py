@@ -21,7 +21,7 @@ from glm5_ascend.serve.flags import value_of
 from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.options import ServeOptions
 from glm5_ascend.serve.servable import check_directory
-from tests.support.command import assert_one_clear_line, in_process
+from tests.support.command import assert_one_clear_line, in_process, said
 from tests.support.tiny_model import quantize_with_rot_in_shard
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -66,8 +66,7 @@ def test_dry_run_prints_the_exact_command(name: str, checkpoints: dict[str, Path
     exported = {line.split("=")[0].removeprefix("export ") for line in done.stdout.splitlines() if "export" in line}
     added = set(cores.variables(ranks)) if profile.platform == "cpu" else {"VLLM_API_KEY"}
     assert exported == set(role.env) | added
-    checked = subprocess.run(["sh", "-n"], input=done.stdout, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stderr
+    said("sh", "-n", input=done.stdout)
 
 
 def test_the_users_environment_stays_and_is_said(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

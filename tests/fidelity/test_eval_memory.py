@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from glm5_ascend.checkpoint.source import open_source
-from tests.support.command import ROOT, environment
+from tests.support.command import made_model, said
 
 WINDOW, WINDOWS = 48, 4
 GATE = "model.layers.1.mlp.gate.weight"
@@ -25,11 +24,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    out = tmp_path / "real"
-    flags = ["--preset", "real", "--experts", "64", "--hollow"]
-    subprocess.run(
-        [sys.executable, ROOT / "benchmarks/tools/make_model.py", out, *flags], check=True, env=environment()
-    )
+    out = made_model(tmp_path / "real", "--preset", "real", "--experts", "64", "--hollow")
     files = open_source(out).files
     for name, entry in files.entries.items():
         rows = 260 if name == "model.embed_tokens.weight" else entry.shape[0]  # the tokenizer has bytes only
@@ -44,14 +39,13 @@ def source(tmp_path: Path) -> Path:
 def test_no_layer_no_head_and_no_two_experts_at_once(source: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(chr(33 + 7 * i % 90) for i in range(WINDOW * WINDOWS)))
-    arguments = ["eval", str(source), "--against", str(source), "--text", str(text), "--window", str(WINDOW), "--json"]
+    arguments = ["eval", source, "--against", source, "--text", text, "--window", WINDOW, "--json"]
     code = (
         "import sys; from glm5_ascend.cli import run; code = run(sys.argv[1:]); "
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    report, peak = json.loads(done.stdout.splitlines()[0]), 1024 * int(done.stdout.split()[-2])
+    shown = said(sys.executable, "-c", code, *arguments)
+    report, peak = json.loads(shown.splitlines()[0]), 1024 * int(shown.split()[-2])
     assert report["tokens"] == WINDOWS * (WINDOW - 1) and report["kl_max"] == 0
     config = open_source(source).config
     expert = 4 * 3 * config.moe_intermediate_size * config.hidden_size

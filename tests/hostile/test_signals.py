@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support.command import environment, interruptible
+from tests.support.command import environment, interruptible, ran
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -80,19 +80,12 @@ def test_none_is_swallowed(what: str, ignored: str) -> None:
         "cli.run = run\n"
         "sys.exit(cli.run_process([], StopSignals().install()))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True, text=True, check=False, env=environment(), timeout=300,
-    )  # fmt: skip
+    run = ran(sys.executable, "-c", program)
     assert (run.returncode, run.stderr) == (130, "interrupted\n")
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    run = subprocess.run(
-        f"{sys.executable} -m glm5_ascend deploy list | head -c 1",
-        shell=True, capture_output=True, text=True, check=False, env=environment(), timeout=300,
-    )  # fmt: skip
-    assert run.stderr == ""
+    assert ran("sh", "-c", f"{sys.executable} -m glm5_ascend deploy list | head -c 1").stderr == ""
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, environment, ran
 from tests.support.server_process import free_port
 
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -36,20 +36,14 @@ def obstacle() -> str | None:
         return "only root may make a mount namespace here"
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return "unshare and setpriv (util-linux) are missing"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", "mount -o bind,remount,ro /"], capture_output=True, text=True, check=False
-    )
-    return done.stderr.strip() or None
+    return ran("unshare", "--mount", "sh", "-c", "mount -o bind,remount,ro /").stderr.strip() or None
 
 
 @functools.cache
 def user() -> tuple[str, ...]:
     start = f"{sys.executable} -c 'import torch, glm5_ascend'"
     for prefix in (NOBODY, BARE_ROOT):
-        done = subprocess.run(
-            [*prefix, "sh", "-c", start], env=environment(), check=False, cwd="/", capture_output=True
-        )
-        if done.returncode == 0:
+        if ran(*prefix, "sh", "-c", start, cwd="/").returncode == 0:
             return tuple(prefix)
     raise RuntimeError("no other user can run this interpreter")
 
@@ -68,8 +62,7 @@ def locked(
     env = {key: value for key, value in environment().items() if key not in UNKNOWN} | variables | {"RUN": runner}
     inner = ["sh", str(script)] if script else ["sh", "-c", " && ".join(lines)]
     shm = "shm" if shared_memory else "-"
-    command = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(memory), shm, *user(), *inner]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=500, cwd=ROOT)
+    return ran("unshare", "--mount", "sh", "-c", READ_ONLY, "sh", memory, shm, *user(), *inner, env=env, cwd=ROOT)
 
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.install.conftest import Indexes
+from tests.support.command import ran
 
 UV = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
 pytestmark = pytest.mark.skipif(UV is None, reason="uv is not installed (the dev extra has it)")
@@ -33,10 +34,7 @@ def uv(indexes: Indexes, project: Path, *arguments: str) -> subprocess.Completed
     environment = indexes.environment(
         UV_DEFAULT_INDEX=indexes.pypi, UV_CACHE_DIR=str(project.parent / "cache"), UV_PYTHON_DOWNLOADS="never"
     )
-    return subprocess.run(
-        [str(UV), *arguments, "--no-progress"], capture_output=True, text=True, check=False, env=environment,
-        cwd=project, timeout=300,
-    )  # fmt: skip
+    return ran(UV, *arguments, "--no-progress", env=environment, cwd=project)
 
 
 @pytest.mark.parametrize(

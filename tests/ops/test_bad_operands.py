@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from glm5_kernels import registry
-from tests.support.command import TIMEOUT_S
+from tests.support.command import said
 
 OPS = [op for op in registry.OPS if "cpu" in registry.OPS[op]]
 
 
 def rows(op: str, count: int, *options: str) -> dict[str, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.support.bad_operands", op, str(count), *options],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    text = said(sys.executable, "-m", "tests.ops.support.bad_operands", op, count, *options)
+    return dict(json.loads(text.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(

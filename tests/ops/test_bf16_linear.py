@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.native import floats
 from tests.ops.support.implementations import cpu
-from tests.support.command import ROOT, environment
+from tests.support.command import environment, said
 
 #: Products with so many columns that what they copy of the tokens is memory of its own.
 LARGE = """
@@ -49,8 +48,4 @@ def test_against_fp64(tokens: int, shape: tuple[int, int]) -> None:
 
 def test_copies_of_tokens_are_held() -> None:
     """With this setting Linux takes back what is freed at once: a kernel that still reads it ends the process."""
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=False, cwd=ROOT,
-        env=environment() | {"MALLOC_MMAP_THRESHOLD_": "512", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout == "equal\n", done.stderr[-2000:]
+    assert said(sys.executable, "-c", LARGE, env=environment(MALLOC_MMAP_THRESHOLD_="512")) == "equal\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -17,7 +16,7 @@ from glm5_kernels.errors import UnsupportedVariantError
 from glm5_kernels.int8 import LinearWeights
 from glm5_kernels.parity import cases, run
 from tests.ops.support import npu_operators
-from tests.support.command import ROOT, environment
+from tests.support.command import said
 
 #: q_b unquantized, qkv_a not.
 MIXED = next(case for case in cases.cases(0, ["mla_preprocess"]) if "no_quant, bfloat16" in case.variant).arguments[4]
@@ -32,12 +31,8 @@ def operators() -> None:
 def test_parity_on_a_device() -> None:
     """`parity --device npu` on a device that refuses to mix its tensors with the host's: bf16 and int8, batches of
     every kind, on the operators' documented meaning, written without our code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.support.npu_operators"], capture_output=True, text=True, check=False,
-        cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    text = said(sys.executable, "-m", "tests.ops.support.npu_operators")
+    rows = [json.loads(line) for line in text.splitlines()]
     assert not [row for row in rows if not row["ok"]]
     compared = [row["op"] for row in rows if not row["skipped"]]
     assert all(compared.count(op) >= 3 for op in FUSED)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, TIMEOUT_S
+from tests.support.command import ROOT, ran, said
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(shutil.which("g++") is None, reason="g++ has the sanitizers")]
 #: Runtimes to load before Python, and their settings. Python keeps memory to its end: no search for leaks.
@@ -37,15 +37,10 @@ def test_nothing_is_found(sanitizer: str) -> None:
     """On every instruction set of this CPU; four threads for the thread sanitizer, tests/ops/support/sanitized.py."""
     folder = configure(sanitizer, f"-DSANITIZE={sanitizer}")
     subprocess.run(["cmake", "--build", folder], check=True)
-    paths = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in RUNTIMES[sanitizer]
-    ]
+    paths = [said("g++", f"-print-file-name={name}").strip() for name in RUNTIMES[sanitizer]]
     environment = os.environ | SETTINGS | {"LD_PRELOAD": " ".join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.ops.support.sanitized", folder / "libglm5_kernels.so"]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = ran(*command, env=environment, cwd=ROOT)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[:6000]
 
@@ -54,6 +49,5 @@ def test_clang_tidy() -> None:
     """Its checks, and why some are left out, are in kernels/csrc/.clang-tidy."""
     folder = configure("clang-tidy", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON")  # clang's package has no omp.h
     program = Path(sys.executable).with_name("clang-tidy")
-    command = [program, "-p", folder, "--quiet", *SOURCE.glob("*.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = ran(program, "-p", folder, "--quiet", *SOURCE.glob("*.cpp"))
     assert done.returncode == 0, done.stdout[:6000] + done.stderr[-1000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from glm5_ascend.plan.layout import check_engine, parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import entries
 from tests.conftest import Quantized
-from tests.support.command import in_process
+from tests.support.command import in_process, said
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -80,8 +79,7 @@ def test_speeds_of_a_model_without_a_public_result_are_guessed(
 
 def test_a_plan_by_name_needs_no_torch() -> None:
     code = "import sys; from glm5_ascend.cli import run; run(['plan']); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    said(sys.executable, "-c", code)
 
 
 def test_an_answer_of_one_token_has_no_tpot(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,18 +8,17 @@ import sys
 import pytest
 
 from tests.serve.support.chat import API_KEY
-from tests.support.command import TIMEOUT_S, assert_one_clear_line, environment, in_process
+from tests.support.command import assert_one_clear_line, environment, in_process, ran
 
 pytestmark = pytest.mark.server
 
 
 def talk(server: str, *lines: str) -> subprocess.CompletedProcess[str]:
     """A conversation typed into `chat`; the demo model answers greedily."""
-    command = [sys.executable, "-m", "glm5_ascend", "chat", server]
-    return subprocess.run(
-        command, input="".join(f"{line}\n" for line in lines), capture_output=True, text=True, check=False,
-        env=environment(OPENAI_API_KEY=API_KEY), timeout=TIMEOUT_S,
-    )  # fmt: skip
+    typed = "".join(f"{line}\n" for line in lines)
+    return ran(
+        sys.executable, "-m", "glm5_ascend", "chat", server, input=typed, env=environment(OPENAI_API_KEY=API_KEY)
+    )
 
 
 def test_questions_and_thinking(server: str) -> None:

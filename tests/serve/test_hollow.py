@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,14 +10,13 @@ import pytest
 
 from benchmarks.tools.limited_server import FailedError, control_group
 from glm5_ascend.verify import verify
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, made_model, ran
 
 
 def test_a_hollow_checkpoint_is_complete(tmp_path: Path) -> None:
     """Files, names, shapes and rotations are those that `quantize` writes, as the check of `serve` wants them."""
-    command = [sys.executable, ROOT / "benchmarks/tools/make_model.py", tmp_path / "model", "--preset", "tiny"]
-    subprocess.run([*command, "--mtp", "1", "--recipe", "w4a8"], check=True, env=environment())
-    report = verify(tmp_path / "model", engine="vllm", deep=False)
+    model = made_model(tmp_path / "model", "--preset", "tiny", "--mtp", "1", "--recipe", "w4a8")
+    report = verify(model, engine="vllm", deep=False)
     assert report.ok and not report.findings, report.lines()
     assert {path.name for path in tmp_path.glob("model/*") if path.suffix == ".json"} >= {
         "config.json", "tokenizer.json", "quant_model_description.json", "glm5_ascend_provenance.json",
@@ -36,6 +34,6 @@ def test_a_server_with_less_memory_than_weights(tmp_path: Path) -> None:
         pytest.skip(str(error))
     with tempfile.TemporaryDirectory(dir=tmp_path) as work:
         command = [sys.executable, ROOT / "benchmarks/bench_hollow.py", work, "--layers", "4", "--memory", "6"]
-        done = subprocess.run([*command, "--prompt", "300"], capture_output=True, text=True, env=environment())
+        done = ran(*command, "--prompt", "300", timeout=None)
     print(done.stdout, done.stderr)
     assert done.returncode == 0 and "ok: all checks passed" in done.stdout, done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from glm5_ascend.serve.flags import ServerCommand, value_of
 from glm5_ascend.serve.local_server import free_port
 from glm5_ascend.serve.options import ServeOptions
 from glm5_kernels import registry
-from tests.support.command import ROOT, environment
+from tests.support.command import made_model
 from tests.support.tiny_model import tiny_config
 
 #: GLM-5: 78 layers and the MTP layer.
@@ -165,11 +163,9 @@ def test_limits_of_control_groups(
 @pytest.mark.server
 def test_copied_bytes_at_real_widths(tmp_path: Path, run_engine: Any) -> None:
     """Layers of GLM-5 and the MTP layer: a process that loads them takes what is predicted; 60 MB are buffers."""
-    command = [sys.executable, ROOT / "benchmarks/tools/make_model.py", tmp_path / "model", "--preset", "real"]
-    command += ["--layers", "3", "--dense", "1", "--experts", "16", "--vocab", "2048", "--mtp", "1", "--recipe", "w4a8"]
-    subprocess.run(command, check=True, env=environment())
-    checkpoint = summarize(tmp_path / "model")
-    predicted = memory.copied_bytes(load_config(tmp_path / "model"), checkpoint.types, drafts=True, ranks=1)
-    measured = run_engine("tests.serve.support.copied:main", str(tmp_path / "model"))["copied"]
+    sizes = ["--layers", "3", "--dense", "1", "--experts", "16", "--vocab", "2048", "--mtp", "1", "--recipe", "w4a8"]
+    model = made_model(tmp_path / "model", "--preset", "real", *sizes)
+    predicted = memory.copied_bytes(load_config(model), summarize(model).types, drafts=True, ranks=1)
+    measured = run_engine("tests.serve.support.copied:main", str(model))["copied"]
     print(f"copied: {measured / 1e6:.0f} MB, predicted: {predicted / 1e6:.0f} MB")
     assert 0.9 * predicted < measured < 1.2 * predicted

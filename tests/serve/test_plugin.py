@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from glm5_ascend.serve.environment import ENTRY_POINTS, plugin_is_active
 from glm5_ascend.serve.plugin import ascend, register, register_platform
+from tests.support.command import said
 
 
 def test_import_is_light() -> None:
@@ -23,8 +23,7 @@ def test_import_is_light() -> None:
         "from glm5_ascend.deploy import doctor, render, serve; "
         "print({'torch', 'vllm', 'transformers'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert said(sys.executable, "-c", code).strip() == "set()"
 
 
 def test_entry_points_are_declared() -> None:

@@ -6,13 +6,12 @@ import ast
 import json
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from tests.serve.support.chat import API_KEY
-from tests.support.command import TIMEOUT_S
+from tests.support.command import said
 from tests.support.documents import blocks, document, section
 
 pytestmark = pytest.mark.server
@@ -51,9 +50,7 @@ def printed(port: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Lines that all Python of the section prints."""
     script = tmp_path_factory.mktemp("script") / "readme.py"
     script.write_text(PYTHON.replace("8000", port), encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return said(sys.executable, script).splitlines()
 
 
 def test_python_prints_what_its_comments_say(printed: list[str]) -> None:
@@ -64,10 +61,9 @@ def test_shell(port: str, printed: list[str]) -> None:
     """The first command shows the drafts of earlier answers; the second needs the key."""
     (block,) = (block for block in BLOCKS[1:] if SHELL.match(block))
     metrics, models = block.replace("8000", port).strip().splitlines()
-    done = subprocess.run(["bash", "-c", metrics], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    shown = said("bash", "-c", metrics)
     numbers = {
-        line.split("{")[0].split(":")[1]: float(line.split()[-1]) for line in done.stdout.splitlines() if line[0] != "#"
+        line.split("{")[0].split(":")[1]: float(line.split()[-1]) for line in shown.splitlines() if line[0] != "#"
     }
     assert 0 < numbers["spec_decode_num_accepted_tokens_total"] < numbers["spec_decode_num_draft_tokens_total"]
-    done = subprocess.run(["bash", "-c", models], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    assert '"id":"glm-5"' in done.stdout
+    assert '"id":"glm-5"' in said("bash", "-c", models)

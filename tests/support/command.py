@@ -48,16 +48,26 @@ def glm5_ascend(*arguments: object, **extra: str) -> subprocess.CompletedProcess
     words = list(map(str, arguments))
     if not any(name.startswith(_AT_START) for name in extra):
         return _commands().run("glm5_ascend.__main__:main", words, environment(**extra), timeout=TIMEOUT_S)
-    command = [sys.executable, "-m", "glm5_ascend", *words]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(**extra),
-        timeout=TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    )
+    return ran(sys.executable, "-m", "glm5_ascend", *words, env=environment(**extra))
+
+
+def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Any program, in `environment()` if `env` is not given, with nothing to read if `input` is not."""
+    usual = {"capture_output": True, "text": True, "env": environment(), "input": "", "timeout": TIMEOUT_S}
+    return subprocess.run([*map(str, command)], **usual | options)
+
+
+def said(*command: object, **options: Any) -> str:
+    """What such a program writes on its standard output; it must end well."""
+    done = ran(*command, **options)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def made_model(folder: Path, *flags: str) -> Path:
+    """A model of random weights, or of holes, by benchmarks/tools/make_model.py."""
+    said(sys.executable, ROOT / "benchmarks/tools/make_model.py", folder, *flags)
+    return folder
 
 
 def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

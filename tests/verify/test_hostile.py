@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import ROOT, TIMEOUT_S, environment
+from tests.support.command import ROOT, ran
 from tests.verify.mutations.hostile import CASES
 from tests.verify.support.editor import PROVENANCE, Checkpoint
 
@@ -39,10 +39,7 @@ def outcome(tiny_w4a8: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         named[name] = make(Checkpoint(copy), outside)
     report = folder / "report.json"
     directories = [folder / name / "copy" / name for name in CASES]
-    command = [sys.executable, Path(__file__).parent / "support" / "watch.py", report, tiny_w4a8, *directories]
-    done = subprocess.run(
-        [str(part) for part in command], env=environment(), timeout=TIMEOUT_S, capture_output=True, text=True
-    )
+    done = ran(sys.executable, Path(__file__).parent / "support" / "watch.py", report, tiny_w4a8, *directories)
     subprocess.run(["rm", "-rf", folder / "deep_directories"], check=True)  # deeper than shutil.rmtree goes
     assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(report.read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import venv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.command import ran, said
 from tests.support.programs import debian_program
 
 
@@ -26,18 +26,10 @@ def tool_environment(folder: Path, *packages: str) -> Path:
     """Interpreter of a virtual environment that has `packages` from PyPI; skips where pip cannot get them."""
     venv.create(folder, with_pip=True)
     python = folder / "bin/python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ran(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
     if done.returncode:
         pytest.skip(f"pip cannot install {' '.join(packages)}: {done.stderr.strip().splitlines()[-1:]}")
     return python
-
-
-def checked(*command: object, text: str | None = None) -> str:
-    """Run a judge; its complaint is the failure."""
-    done = subprocess.run([*map(str, command)], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 #: An alert, its series of two hours (a sample a minute), and what fires then.
@@ -55,4 +47,4 @@ def judge_alerts(rules: Path, cases: Iterable[AlertCase]) -> None:
         for alert, series, firing in cases
     ]
     text = yaml.safe_dump({"rule_files": [str(rules)], "tests": tests})
-    checked(program("promtool", "prometheus"), "test", "rules", "/dev/stdin", text=text)
+    said(program("promtool", "prometheus"), "test", "rules", "/dev/stdin", input=text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.estimate import memory as budget
 from glm5_ascend.quantize.job import open_job, predict
 from glm5_ascend.quantize.options import QuantizeOptions
-from tests.support.command import ROOT
+from tests.support.command import glm5_ascend, made_model, said
 
 
 def test_threads_are_reduced_to_fit_in_memory(tiny_source: Path, tmp_path: Path) -> None:
@@ -40,13 +39,10 @@ def test_prediction_follows_the_work(tiny_source: Path, tmp_path: Path) -> None:
 
 def peaks(folder: Path, recipe: str, *arguments: object, model: list[str]) -> tuple[int, int]:
     """Measured and predicted peak memory of a model of random weights."""
-    make = [sys.executable, ROOT / "benchmarks/tools/make_model.py", folder / "model", *model]
-    subprocess.run([str(word) for word in make], check=True)
-    command = [sys.executable, "-m", "glm5_ascend", "quantize", folder / "model", folder / "out", "--json", "--quiet"]
-    command += ["--recipe", recipe, *arguments]
-    line = [str(word) for word in command]
-    planned = json.loads(subprocess.run([*line, "--dry-run"], check=True, capture_output=True, text=True).stdout)
-    done = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+    source = made_model(folder / "model", *model)
+    line = [sys.executable, "-m", "glm5_ascend", "quantize", source, folder / "out", "--json", "--quiet"]
+    line += ["--recipe", recipe, *arguments]
+    planned, done = json.loads(said(*line, "--dry-run")), json.loads(said(*line))
     measured, predicted = done["peak_rss_bytes"], planned["prediction"]["peak_rss_bytes"]
     print(f"{recipe}: {measured:,} bytes of {predicted:,} predicted")
     return measured, predicted
@@ -79,12 +75,10 @@ def test_a_run_stays_within_its_prediction(
 @pytest.mark.long
 def test_the_real_glm5_is_planned_on_any_machine(tmp_path: Path) -> None:
     """78 layers, 256 experts, 1.5 TB of holes: `--dry-run` works on any machine."""
-    model = tmp_path / "glm5"
-    make = [sys.executable, ROOT / "benchmarks/tools/make_model.py", model, "--preset", "real", "--hollow"]
-    subprocess.run([*make, "--layers", "78", "--dense", "3", "--mtp", "1"], check=True)
-    command = [sys.executable, "-m", "glm5_ascend", "quantize", model, tmp_path / "out", "--json", "--quiet"]
-    command += ["--dry-run", "--samples", "64", "--seq-len", "2048", "--max-ram", "8GiB", "--threads", "2"]
-    done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True)
+    sizes = ["--layers", "78", "--dense", "3", "--mtp", "1"]
+    model = made_model(tmp_path / "glm5", "--preset", "real", "--hollow", *sizes)
+    small = ["--samples", "64", "--seq-len", "2048", "--max-ram", "8GiB", "--threads", "2"]
+    done = glm5_ascend("quantize", model, tmp_path / "out", "--json", "--quiet", "--dry-run", *small)
     answer = json.loads(done.stdout)
     prediction = answer["prediction"]
     assert prediction["source_bytes"] == 1_507_728_316_928  # GLM-5's bf16 checkpoint without MTP copies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from glm5_ascend.errors import Glm5Error, MissingEnvironmentError
 from glm5_ascend.model.device import find_device
 from glm5_kernels import registry
 from tests.quantize.support import python_device
+from tests.support.command import said
 from tests.support.tiny_model import quantize_tiny, write_calibration
 
 DEVICE = Path(python_device.__file__)
@@ -28,9 +28,7 @@ def test_the_same_bytes_on_another_device(
     monkeypatch.setenv("GLM5_KERNELS", "reference")  # for the child process
     calib, operators = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "operators.json"
     out = tmp_path / "out"
-    command = [sys.executable, DEVICE, tiny_source, out, recipe, calib, operators]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    said(sys.executable, DEVICE, tiny_source, out, recipe, calib, operators)
     assert {"aten::mm", "aten::amax", "aten::round"} <= set(json.loads(operators.read_text()))  # it did compute there
     registry.select("reference")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,7 @@ from glm5_ascend.quantize.progress import silent
 from glm5_ascend.quantize.run.journal import GLOBALS, Journal, UnitRecord, WorkUnit
 from tests.quantize.support import kill_runs
 from tests.quantize.support.kill_runs import digest
-from tests.support.command import TIMEOUT_S
+from tests.support.command import said
 from tests.support.tiny_flash import write_tiny_flash
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
@@ -118,10 +117,7 @@ def test_stopped_just_before_its_end(tiny_source: Path, tmp_path: Path, monkeypa
 )
 def test_killed_again_and_again(kind: str, recipe: str, kills: int, tmp_path: Path) -> None:
     source, calib = SOURCES[kind](tmp_path / "source"), write_calibration(tmp_path / "calib.jsonl")
-    script = Path(kill_runs.__file__)
-    command = [sys.executable, str(script), str(source), str(calib), str(tmp_path / "runs"), recipe, str(kills)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    said(sys.executable, kill_runs.__file__, source, calib, tmp_path / "runs", recipe, kills)
 
 
 @pytest.mark.parametrize(
