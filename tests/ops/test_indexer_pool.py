@@ -116,31 +116,6 @@ def test_chosen_positions_are_the_best_pools_and_the_open_one(length: int, topk:
         assert row == positions + [-1] * (len(row) - len(positions))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tail_blocks": torch.tensor([3])}, "tail_blocks names ring 3, tail_cache has 3"),
-        ({"tail_cache": torch.zeros(3, 2, 3, DIM)}, "tail_cache keeps 3 tokens of a request, pools have 4"),
-        ({"tail_cache": torch.zeros(3, 2, RING, DIM).half()}, "tail_cache is torch.float16, k is torch.float32"),
-        ({"pool_cache": torch.zeros(2, 5, DIM)}, "block_table names block 2, the cache has 2"),
-        ({"ape": torch.zeros(POOL, DIM + 1)}, "ape has shape"),
-    ],
-)
-def test_operands_that_do_not_fit_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
-    batch = ops.PagedBatch(torch.tensor([0, 5]), torch.tensor([5]), torch.tensor([[2]]))
-    operands = {"k": torch.zeros(5, DIM), "gate": torch.zeros(5, DIM), "ape": torch.zeros(POOL, DIM), "batch": batch,
-                "tail_blocks": torch.tensor([1]), "tail_cache": torch.zeros(3, 2, RING, DIM),
-                "pool_cache": torch.zeros(3, 5, DIM)}  # fmt: skip
-    with pytest.raises(ops.KernelInputError, match=message):
-        ops.indexer_pool(**operands | change)  # type: ignore[arg-type]
-
-
-def test_a_pool_must_divide_topk() -> None:
-    batch = ops.PagedBatch(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([[0]]))
-    with pytest.raises(ops.KernelInputError, match="pool is 4, must divide topk, 6"):
-        ops.lightning_indexer(torch.zeros(1, 2, 8), torch.zeros(1, 4, 8), torch.zeros(1, 2), batch, 6, 4)
-
-
 @pytest.mark.parametrize("blocks", [(0, 5, [[-1]]), (2, 5, [[-1, -1]]), (2, 0, [[]])], ids=str)
 def test_a_pool_without_a_place_is_not_written(blocks: tuple[int, int, list[list[int]]]) -> None:
     """No blocks, missing ones, a table without columns; the ring takes the tokens all the same."""

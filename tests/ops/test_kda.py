@@ -106,23 +106,6 @@ def test_transformers(length: int, cut: int) -> None:
     torch.testing.assert_close(states, last, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"state_slots": [0, 0, 1]}, "state_slots writes slot 0 twice"),
-        ({"initial_slots": [-1, 1], "state_slots": [-1, 1, 2]}, "sequence 1 begins with slot 1, which sequence 0 wri"),
-        ({"initial_slots": [-1, 4]}, "initial_slots names slot 4, states has 4"),
-        ({"state_slots": [-1, 4, -1]}, "state_slots names slot 4, states has 4"),
-        ({"query_start_loc": [0, 2, 2]}, r"query_start_loc \[0, 2, 2\] must rise from 0 to the 3 tokens"),
-        ({"query_start_loc": [0, 3]}, "query_start_loc has shape"),
-    ],
-)
-def test_slots_that_do_not_fit_are_refused(change: dict[str, list[int]], message: str) -> None:
-    tables = {"query_start_loc": [0, 2, 3], "initial_slots": [-1, -1], "state_slots": [-1, 0, 1]} | change
-    with pytest.raises(ops.KernelInputError, match=message):
-        ops.kda(*drawn(3), torch.zeros(4, 2, 32, 16), **{name: torch.tensor(x) for name, x in tables.items()})
-
-
 def test_a_slot_that_is_not_read_may_hold_anything() -> None:
     operands, states = drawn(5), torch.full((2, 2, 32, 16), float("nan"))
     out = run(operands, states, [5], [-1], [-1, -1, -1, -1, 0])
