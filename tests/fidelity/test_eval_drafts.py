@@ -11,8 +11,7 @@ from glm5_ascend.fidelity.evaluation.compare import compare
 from glm5_ascend.fidelity.evaluation.drafts import draft_tokens
 from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
-from glm5_ascend.model import layers
-from tests.support.decoder_layer import decoder_layer
+from tests.support.decoder_layer import main_logits, mtp_logits
 from tests.support.tiny_model import rotate_tiny, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (4, 40), generator=torch.Generator().manual_seed(2)))
@@ -23,17 +22,10 @@ def plain(directory: Path) -> torch.Tensor:
     model, accepted = StoredModel(directory), []
     config, mtp = model.config, model.config.num_hidden_layers
     for window in WINDOWS:
-        hidden, selected = model.files.read("model.embed_tokens.weight").float()[window], None
-        for layer in range(mtp):
-            hidden, selected = decoder_layer(config, layer, model.weights(layer), hidden, selected)
-        normed = layers.rms_norm(hidden, model.files.read("model.norm.weight").float(), config.rms_norm_eps)
-        main = normed @ model.files.read("lm_head.weight").float().T
-        weights = model.weights(mtp)
+        normed, main = main_logits(config, model.files.read, model.weights, window)
         table = model.files.read(f"model.layers.{mtp}.embed_tokens.weight").float()
-        stream = layers.mtp_input(config, weights, table[window[1:]], normed[:-1])
-        stream, _ = decoder_layer(config, mtp, weights, stream)
-        stream = layers.rms_norm(stream, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
-        draft = weights.linear("shared_head.head", stream).argmax(-1)[:-1]  # for tokens 2 .. length - 1
+        drafted = mtp_logits(config, model.weights(mtp), table[window[1:]], normed[:-1])
+        draft = drafted.argmax(-1)[:-1]  # for tokens 2 .. length - 1
         accepted.append(main[1:-1].argmax(-1) == draft)
     return torch.stack(accepted)
 

@@ -13,9 +13,8 @@ from glm5_ascend.fidelity.evaluation import stored_model as stored
 from glm5_ascend.fidelity.evaluation.compare import FidelityComparison, compare
 from glm5_ascend.fidelity.evaluation.metrics import mean_interval, metrics, p99
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel, Walk
-from glm5_ascend.model import layers
 from tests.conftest import Quantized
-from tests.support.decoder_layer import decoder_layer
+from tests.support.decoder_layer import Weights, main_logits
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 WINDOWS = list(torch.randint(7, 263, (5, 48), generator=torch.Generator().manual_seed(1)))  # index_topk is 16
@@ -99,23 +98,13 @@ def test_the_walk_is_the_plain_forward(options: dict[str, object], tmp_path: Pat
     source = write_tiny_model(tmp_path / "source", **options)  # type: ignore[arg-type]
     files = open_source(source)
 
-    class Weights:
-        def __init__(self, layer: int) -> None:
-            self.prefix = f"model.layers.{layer}."
-
-        def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-            return x @ files.read(f"{self.prefix}{name}.weight").T
-
-        def vector(self, name: str) -> torch.Tensor:
-            return files.read(self.prefix + name)
+    def weights(layer: int) -> Weights:
+        return Weights(lambda name: files.read(f"model.layers.{layer}.{name}"))
 
     got = StoredModel(source).logits(WINDOWS)
     for window, logits in zip(WINDOWS, got, strict=True):
-        hidden, selected = files.read("model.embed_tokens.weight")[window], None
-        for layer in range(files.config.num_hidden_layers):
-            hidden, selected = decoder_layer(files.config, layer, Weights(layer), hidden, selected)
-        normed = layers.rms_norm(hidden, files.read("model.norm.weight"), files.config.rms_norm_eps)
-        torch.testing.assert_close(logits, normed @ files.read("lm_head.weight").T, rtol=1e-4, atol=1e-4)
+        _, expected = main_logits(files.config, files.read, weights, window)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_intervals_are_paired() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,12 @@ import torch
 
 from glm5_ascend.checkpoint.source import Source, open_source
 from glm5_ascend.errors import RecipeError
-from glm5_ascend.model import layers
 from glm5_ascend.model.config import ModelConfig
 from glm5_ascend.model.glm5 import HEADS_NOPE_V, HEADS_V, KV_LORA, KV_LORA_ROPE, Q_LORA
 from glm5_ascend.model.rotation import Rotations
 from glm5_ascend.model.spec import FIXED, HIDDEN, HIDDEN_PAIR, Linear, Vector
 from glm5_ascend.quantize.methods.transforms import Tensors, fuse_and_rotate_inputs, move_scale
-from tests.support.decoder_layer import decoder_layer
+from tests.support.decoder_layer import Weights, main_logits, mtp_logits
 from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
 
 Change = Callable[[ModelConfig, Tensors, tuple[Linear | Vector, ...], int], None]
@@ -53,17 +53,6 @@ def test_seed_matters_and_repeats(tiny_source: Path) -> None:
     assert not torch.equal(one, other)
 
 
-class Weights:
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.tensors[f"{name}.weight"].T
-
-    def vector(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
-
-
 def parts_of(source: Source, prefix: str, parts: tuple[Linear | Vector, ...]) -> Tensors:
     return {part.tensor_name: source.read(prefix + part.tensor_name).clone() for part in parts}
 
@@ -74,25 +63,17 @@ def logits(source: Source, change: Change, rot: torch.Tensor | None = None) -> t
     ids = torch.randint(0, config.vocab_size, (40,), generator=torch.Generator().manual_seed(2))
     top = parts_of(source, "", source.config.spec.global_weights)
     change(config, top, source.config.spec.global_weights, -1)
-    hidden, shared = top["model.embed_tokens.weight"][ids], None
-    for layer in range(config.num_hidden_layers):
-        hidden, shared = decoder_layer(config, layer, changed_layer(source, change, layer), hidden, shared)
-    final = layers.rms_norm(hidden, top["model.norm.weight"], config.rms_norm_eps)
-    main = final @ top["lm_head.weight"].T
-    mtp = config.num_hidden_layers
-    weights = changed_layer(source, change, mtp)
+    final, main = main_logits(config, top.__getitem__, partial(changed_layer, source, change), ids)
+    weights = changed_layer(source, change, config.num_hidden_layers)
     stream = final if rot is None else final @ rot.T
-    drafted = layers.mtp_input(config, weights, weights.tensors["embed_tokens.weight"][ids], stream)
-    out, _ = decoder_layer(config, mtp, weights, drafted)
-    out = layers.rms_norm(out, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
-    return main, weights.linear("shared_head.head", out)
+    return main, mtp_logits(config, weights, weights.vector("embed_tokens.weight")[ids], stream)
 
 
 def changed_layer(source: Source, change: Change, layer: int) -> Weights:
     parts = tuple(source.config.layer_weights(layer))
     tensors = parts_of(source, source.config.spec.layer_prefix(layer), parts)
     change(source.config, tensors, parts, layer)
-    return Weights(tensors)
+    return Weights(tensors.__getitem__)
 
 
 def keep(config: ModelConfig, tensors: Tensors, parts: tuple[Linear | Vector, ...], layer: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from glm5_ascend.model import layers, streams
@@ -18,6 +20,39 @@ def decoder_layer(
     """hidden [S, hidden] -> (hidden, selection)."""
     hidden, selected = layers.attention_block(config, layer, weights, hidden, shared)
     return mlp_block(config, layer, weights, hidden), selected
+
+
+class Weights:
+    """A layer's weights in floats, by their names in the layer."""
+
+    def __init__(self, read: Callable[[str], torch.Tensor]) -> None:
+        self.vector = read
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.vector(f"{name}.weight").T
+
+
+def main_logits(
+    config: ModelConfig,
+    read: Callable[[str], torch.Tensor],
+    weights: Callable[[int], layers.LayerWeights],
+    ids: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one sequence: what the MTP layer reads, and logits."""
+    hidden, shared = read("model.embed_tokens.weight").float()[ids], None
+    for layer in range(config.num_hidden_layers):
+        hidden, shared = decoder_layer(config, layer, weights(layer), hidden, shared)
+    normed = layers.rms_norm(hidden, read("model.norm.weight").float(), config.rms_norm_eps)
+    return normed, normed @ read("lm_head.weight").float().T
+
+
+def mtp_logits(
+    config: ModelConfig, weights: layers.LayerWeights, embedded: torch.Tensor, previous: torch.Tensor
+) -> torch.Tensor:
+    x = layers.mtp_input(config, weights, embedded, previous)
+    x, _ = decoder_layer(config, config.num_hidden_layers, weights, x)
+    x = layers.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
+    return weights.linear("shared_head.head", x)
 
 
 def mlp_block(config: ModelConfig, layer: int, weights: layers.LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
