@@ -16,9 +16,7 @@ import pytest
 import yaml
 
 from glm5_ascend.fidelity.api import evaluate
-from glm5_ascend.quantize.job import open_job
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
+from glm5_ascend.quantize import quantize
 from glm5_ascend.verify import verify
 from glm5_kernels import registry
 from tests.aarch64.support.differences import Differences, compare
@@ -69,7 +67,7 @@ def quantize_both(emulated: Emulated, folder: Path, recipe: str) -> tuple[Path, 
     source, calib = write_tiny_model(folder / "source"), write_calibration(folder / "calib.jsonl")
     here, there = folder / "here", folder / "there"
     job = {"recipe": recipe, "calib": calib, "samples": 3, "seq_len": 64}
-    quantize(open_job(QuantizeOptions(source, here, **job)))  # type: ignore[arg-type]
+    quantize(source, here, **job)  # type: ignore[arg-type]
     command = ["-m", "glm5_ascend", "quantize", str(source), str(there), "--recipe", recipe, "--calib", str(calib)]
     done = emulated.run([*command, "--samples", "3", "--seq-len", "64", "--quiet"])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -19,9 +19,8 @@ from glm5_ascend.quantize.methods.method import Method
 from glm5_ascend.quantize.methods.minmax import MINMAX
 from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Recipe, find_recipe, load_recipe
+from tests.support.recipes import STATIC, linear
 from tests.support.tiny_model import write_calibration
-
-STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
 
 
 def plan_of(source: Path, recipe: Path) -> QuantizationPlan:
@@ -45,8 +44,7 @@ def recipe_with(folder: Path, float_ones: list[str], static: list[str]) -> Path:
     (attention,) = (step for step in steps if "*self_attn*" in step.get("include", []))
     attention["exclude"] += [*float_ones, *static]
     if static:
-        qconfig = {"act": STATIC, "weight": attention["qconfig"]["weight"]}
-        value["spec"]["process"].append({"type": "linear_quant", "qconfig": qconfig, "include": static})
+        value["spec"]["process"].append(linear(STATIC, attention["qconfig"]["weight"], *static))
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(value))
     return path

@@ -16,15 +16,12 @@ from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from glm5_ascend.model import layers
-from glm5_ascend.quantize.job import open_job
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
-from glm5_ascend.quantize.progress import silent
+from glm5_ascend.quantize import quantize
 from glm5_ascend.quantize.recipe import find_recipe
 from glm5_ascend.verify import verify
 from tests.conftest import Quantized
 from tests.quantize.support.kill_runs import digest
-from tests.support.decoder_layer import decoder_layer
+from tests.support.decoder_layer import mtp_logits
 from tests.support.tiny_model import SHARED_INDEXER, rotate_tiny, write_calibration, write_tiny_model
 
 SEQUENCES = [torch.arange(5, 45), torch.arange(60, 20, -1), torch.arange(100, 228, 2)]
@@ -63,10 +60,7 @@ def test_mtp_rot_undoes_the_folded_final_norm(fp32_source: Path, tiny_quantized:
     for model, previous in zip(models, inputs, strict=True):
         weights = StoredLayer(model.files, model.description, prefix)
         table = model.files.read(prefix + "embed_tokens.weight").float()
-        x = layers.mtp_input(config, weights, table[torch.arange(12)], previous)
-        x, _ = decoder_layer(config, config.num_hidden_layers, weights, x)
-        x = layers.rms_norm(x, weights.vector("shared_head.norm.weight"), config.rms_norm_eps)
-        results.append(weights.linear("shared_head.head", x))
+        results.append(mtp_logits(config, weights, table[torch.arange(12)], previous))
     assert relative_error([results[1]], [results[0]]) < 1e-4
 
 
@@ -88,7 +82,7 @@ def test_quantized_model_stays_near_its_source(
 def test_sequences_that_never_need_the_indexer(tiny_source: Path, tmp_path: Path) -> None:
     """Up to index_topk tokens the indexer does not run; its static input range is that of q_b_proj, the same input."""
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
-    quantize(open_job(QuantizeOptions(tiny_source, out, "w8a8", calib=calib, samples=8, seq_len=16)), silent)
+    quantize(tiny_source, out, recipe="w8a8", calib=calib, samples=8, seq_len=16)
     files = CheckpointDir(out)
     attention = "model.layers.1.self_attn."
     for suffix in ("input_scale", "input_offset"):
@@ -101,15 +95,14 @@ def test_any_number_of_threads_gives_the_same_bytes(
 ) -> None:
     calib, before = write_calibration(tmp_path / "calib.jsonl"), tiny_quantized(recipe)
     again = tmp_path / before.name
-    options = QuantizeOptions(tiny_source, again, recipe, calib=calib, samples=4, seq_len=64, threads=threads)
-    quantize(open_job(options), silent)
+    quantize(tiny_source, again, recipe=recipe, calib=calib, samples=4, seq_len=64, threads=threads)
     assert digest(again) == digest(before)
 
 
 def test_shared_indexers_by_indexer_types_alone(tmp_path: Path) -> None:
     """transformers reads them, engines do not: the output states them for both."""
     source = write_tiny_model(tmp_path / "source", num_hidden_layers=4, indexer_types=SHARED_INDEXER["indexer_types"])
-    quantize(open_job(QuantizeOptions(source, tmp_path / "out", "rtn-w4a8")), silent)
+    quantize(source, tmp_path / "out", recipe="rtn-w4a8")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["index_topk_pattern"] == "FFFS" and config["indexer_types"] == SHARED_INDEXER["indexer_types"]
     assert not verify(tmp_path / "out", against=source).findings
@@ -134,7 +127,7 @@ def test_shards_stay_below_the_limit(tiny_source: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "small-parts.yaml"
     recipe.write_text(yaml.safe_dump(raw))
     out = tmp_path / "out"
-    quantize(open_job(QuantizeOptions(tiny_source, out, str(recipe))), silent)
+    quantize(tiny_source, out, recipe=str(recipe))
     shards = CheckpointDir(out).shards.values()
     assert len(shards) > 3
     for shard in shards:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from glm5_ascend.checkpoint.source import open_source
@@ -18,30 +16,8 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import Selection, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import Selector
 from glm5_ascend.verify import verify
+from tests.support.recipes import DYNAMIC, INT4, INT8, STATIC, linear, write_recipe
 from tests.support.tiny_model import SHARED_INDEXER, change_json, write_tiny_model
-
-DYNAMIC = {"scope": "per_token", "dtype": "int8", "symmetric": True}
-STATIC = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
-INT8 = {"scope": "per_channel", "dtype": "int8", "symmetric": True}
-INT4 = {"scope": "per_channel", "dtype": "int4", "symmetric": True}
-
-
-def linear(act: dict[str, Any], weight: dict[str, Any], *include: str, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
-    qconfig = {"act": act, "weight": weight}
-    return {"type": "linear_quant", "qconfig": qconfig, "include": list(include), "exclude": list(exclude)}
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    def write_recipe(*steps: dict[str, Any]) -> Path:
-        path = tmp_path / "mine.yaml"
-        metadata = {"config_id": "mine"}
-        path.write_text(
-            yaml.safe_dump({"apiversion": "glm5_ascend_v1", "metadata": metadata, "spec": {"process": list(steps)}})
-        )
-        return path
-
-    return write_recipe
 
 
 @pytest.mark.parametrize(
@@ -106,8 +82,8 @@ def test_recipe_errors_name_file_line_and_key(tmp_path: Path, text: str) -> None
     assert "\n" not in error.value.message and error.value.tip
 
 
-def test_pair_without_a_type(write: Callable[..., Path]) -> None:
-    path = write(linear(STATIC, INT4, "*mlp.experts.*"))
+def test_pair_without_a_type(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path / "mine.yaml", linear(STATIC, INT4, "*mlp.experts.*"))
     with pytest.raises(RecipeError, match=r"mine\.yaml:\d+: spec\.process\.0\.qconfig: the format has no type"):
         load_recipe(path)
 
@@ -137,7 +113,6 @@ def test_gate_means_the_router_and_wk_the_indexer(tiny_source: Path) -> None:
     assert not selects("model.layers.1.self_attn.indexer.wk")
 
 
-NOT_MTP = ("model.layers.{mtp}.*",)
 REFUSED: list[tuple[str, list[dict[str, Any]]]] = [
     (
         r"layers\.0\.self_attn\.kv_b_proj: it is split into W_UK and W_UV at load",
@@ -159,17 +134,18 @@ REFUSED: list[tuple[str, list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("message", "steps"), REFUSED, ids=[message for message, _ in REFUSED])
 def test_plan_refuses_what_the_engine_cannot_run(
-    tiny_source: Path, write: Callable[..., Path], message: str, steps: list[dict[str, Any]]
+    tiny_source: Path, tmp_path: Path, message: str, steps: list[dict[str, Any]]
 ) -> None:
     with pytest.raises(RecipeError, match=message) as error:
-        QuantizationPlan(open_source(tiny_source), load_recipe(write(*steps)))
+        QuantizationPlan(open_source(tiny_source), load_recipe(write_recipe(tmp_path / "mine.yaml", *steps)))
     assert "\n" not in error.value.message and error.value.tip
 
 
-def test_int4_needs_rows_of_eight(tmp_path: Path, write: Callable[..., Path]) -> None:
+def test_int4_needs_rows_of_eight(tmp_path: Path) -> None:
     source = open_source(write_tiny_model(tmp_path / "odd", moe_intermediate_size=20))
+    experts = linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=("model.layers.{mtp}.*",))
     with pytest.raises(RecipeError, match=r"gate_proj \[20, 64\]: INT4 needs rows in multiples of 8"):
-        QuantizationPlan(source, load_recipe(write(linear(DYNAMIC, INT4, "*mlp.experts.*", exclude=NOT_MTP))))
+        QuantizationPlan(source, load_recipe(write_recipe(tmp_path / "mine.yaml", experts)))
 
 
 def test_plan_promises_exactly_what_is_written(tiny_w4a8: Path, tiny_source: Path) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from glm5_ascend.quantize import quantize
 from glm5_ascend.quantize.calibration.stream import Stream
-from glm5_ascend.quantize.job import open_job
 from glm5_ascend.quantize.methods.input_statistics import InputStatistics
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
-from glm5_ascend.quantize.progress import silent
 
 SEQUENCES = 12
 
@@ -53,10 +50,8 @@ def test_a_sequence_leaves_nothing_but_its_stream(
     monkeypatch.setattr(Stream, "set_sequence", counted)
     calib = tmp_path / "calib.txt"
     calib.write_text("".join(f"{number:03d} {'abcdefgh' * 12}\n" for number in range(SEQUENCES)))
-    options = QuantizeOptions(
-        tiny_source, tmp_path / "out", "w4a8-best", calib=calib, samples=SEQUENCES, seq_len=48, threads=1
-    )
-    quantize(open_job(options), silent)
+    out, few = tmp_path / "out", {"samples": SEQUENCES, "seq_len": 48, "threads": 1}
+    quantize(tiny_source, out, recipe="w4a8-best", calib=calib, **few)
     assert {"stream-0", "stream-1", "stream-2"} <= live.keys()
     assert {name: late - early for name, (early, late) in live.items()} == dict.fromkeys(live, 0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import yaml
 
 from glm5_ascend.checkpoint import schemes
 from glm5_ascend.checkpoint.source import open_source
@@ -17,23 +16,17 @@ from glm5_ascend.quantize.plan import QuantizationPlan
 from glm5_ascend.quantize.recipe import find_recipe, load_recipe
 from glm5_ascend.quantize.run.expert import run_expert, smooth_expert
 from glm5_ascend.quantize.run.source_weights import FloatWeights
+from tests.support.recipes import DYNAMIC, INT8, linear, write_recipe
 
 
 def test_each_linear_has_its_own_steps(tiny_source: Path, tmp_path: Path) -> None:
     steps = {"gate_proj": 1, "up_proj": 2, "down_proj": 3}
-    act = {"scope": "per_token", "dtype": "int8", "symmetric": True}
-    weight = {"scope": "per_channel", "dtype": "int8", "symmetric": True, "method": "gptq"}
     process = [
-        {
-            "type": "linear_quant",
-            "qconfig": {"act": act, "weight": weight | {"ext": {"step": count}}},
-            "include": [f"*mlp.experts.*.{name}"],
-        }
+        linear(DYNAMIC, INT8 | {"method": "gptq", "ext": {"step": count}}, f"*mlp.experts.*.{name}")
         for name, count in steps.items()
     ]
-    recipe = {"apiversion": "glm5_ascend_v1", "metadata": {"config_id": "mine"}, "spec": {"process": process}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    plan = QuantizationPlan(open_source(tiny_source), load_recipe(tmp_path / "mine.yaml"))
+    recipe = load_recipe(write_recipe(tmp_path / "mine.yaml", *process))
+    plan = QuantizationPlan(open_source(tiny_source), recipe)
     layer = next(layer for layer in range(plan.config.num_hidden_layers) if plan.config.is_moe(layer))
     parts = plan.config.spec.expert_linears(0)
     tensors = FloatWeights(plan.source, None, torch.device("cpu")).load_all(

@@ -17,16 +17,12 @@ from pathlib import Path
 
 import torch
 
-from glm5_ascend.quantize.job import open_job
-from glm5_ascend.quantize.options import QuantizeOptions
-from glm5_ascend.quantize.pipeline import quantize
-from glm5_ascend.quantize.progress import silent
+from glm5_ascend.quantize import quantize
 from glm5_kernels import ops, registry
 
 
 def run(source: Path, calib: Path, recipe: str, out: Path) -> None:
-    options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64, threads=2)
-    quantize(open_job(options), silent)
+    quantize(source, out, recipe=recipe, calib=calib, samples=4, seq_len=64, threads=2)
 
 
 def start(source: Path, calib: Path, recipe: str, out: Path) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
+from tests.support.recipes import DYNAMIC, INT4, INT8, STATIC, linear, write_recipe
 from tests.support.tiny_flash import tiny_flash_config, with_floats, write_tiny_flash
 from tests.support.tiny_model import quantize_tiny, write_tokenizer
 
@@ -84,24 +84,16 @@ def quantize_by_every_type(source: Path, directory: Path) -> Path:
 
     Attention W8A8_DYNAMIC in the dense layer 0, W8A8 in the others; experts W4A8_DYNAMIC in layer 1, W8A8_DYNAMIC in 2.
     """
-    token = {"scope": "per_token", "dtype": "int8", "symmetric": True}
-    tensor = {"scope": "per_tensor", "dtype": "int8", "symmetric": False}
-    float_ones = ["*kv_b_proj", "*wk", "*weights_proj", "*gate", "model.layers.{mtp}.*"]
-
-    def step(act: dict[str, Any], dtype: str, include: list[str], *exclude: str) -> dict[str, Any]:
-        weight = {"scope": "per_channel", "dtype": dtype, "symmetric": True}
-        qconfig = {"act": act, "weight": weight}
-        return {"type": "linear_quant", "qconfig": qconfig, "include": include, "exclude": [*float_ones, *exclude]}
-
-    process = [
-        step(token, "int8", ["model.layers.{dense}.self_attn*", "*mlp*"], "*mlp.experts.*"),
-        step(tensor, "int8", ["model.layers.{moe}.self_attn*"]),
-        step(token, "int4", ["model.layers.1.mlp.experts.*"]),
-        step(token, "int8", ["model.layers.2.mlp.experts.*"]),
-    ]
-    recipe = {"apiversion": "glm5_ascend_v1", "metadata": {"config_id": "every"}, "spec": {"process": process}}
-    (directory / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    return quantize_tiny(source, directory / "quantized", str(directory / "recipe.yaml"))
+    float_ones = ("*kv_b_proj", "*wk", "*weights_proj", "*gate", "model.layers.{mtp}.*")
+    dense = ("model.layers.{dense}.self_attn*", "*mlp*")
+    recipe = write_recipe(
+        directory / "recipe.yaml",
+        linear(DYNAMIC, INT8, *dense, exclude=(*float_ones, "*mlp.experts.*")),
+        linear(STATIC, INT8, "model.layers.{moe}.self_attn*", exclude=float_ones),
+        linear(DYNAMIC, INT4, "model.layers.1.mlp.experts.*", exclude=float_ones),
+        linear(DYNAMIC, INT8, "model.layers.2.mlp.experts.*", exclude=float_ones),
+    )
+    return quantize_tiny(source, directory / "quantized", str(recipe))
 
 
 def write_flash(directory: Path) -> Path:
