@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import order
-from tests.support.command import environment, glm5_ascend
+from tests.support.command import environment, glm5_ascend, worked
 from tests.support.fork_server import ForkServer
 from tests.support.once import made_once, run_folder
 from tests.support.server_process import ENGINE_ENVIRONMENT
@@ -123,8 +123,7 @@ def rotated_w8a8_checkpoint(trained_checkpoint: Path, shared_folder: Path) -> Pa
 
 
 def quantize_by_command(source: Path, out: Path, recipe: str) -> None:
-    done = glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet")
-    assert done.returncode == 0, done.stderr
+    worked(glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet"))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from glm5_ascend.cli import app
-from tests.support.command import ROOT, in_process, said
+from tests.support.command import ROOT, in_process, said, worked
 from tests.support.documents import blocks, document, documents, headings, prose, section, shell_lines
 
 #: deploy/TROUBLESHOOTING.md is written by a command and tested where that is.
@@ -88,8 +88,7 @@ def test_the_quick_start_runs(tiny_source: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "work").mkdir()
     for words in steps:
-        done = in_process(*words, *(["--dry-run"] if words[0] == "serve" else []))
-        assert done.returncode == 0, done.stderr
+        worked(in_process(*words, *(["--dry-run"] if words[0] == "serve" else [])))
         if words[0] == "demo-model":  # tests/cli/test_demo.py has the demo's own; a smaller one goes on from here
             shutil.rmtree(words[1])
             shutil.copytree(tiny_source, words[1])

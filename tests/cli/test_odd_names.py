@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import assert_one_clear_line, in_process
+from tests.support.command import assert_one_clear_line, in_process, worked
 from tests.support.tiny_model import write_calibration
 
 NAMES = ["[/nothing]", "[bold red]x", ":smile:", "{0} %s", "a\nb\x1b[2J", os.fsdecode(b"caf\xe9")]
@@ -22,13 +22,11 @@ def test_a_folder_of_any_name(name: str, tiny_source: Path, tmp_path: Path) -> N
     shutil.copytree(tiny_source, source)
     calib = write_calibration(tmp_path / f"{name}.jsonl")
     arguments = ["quantize", source, out, "--calib", calib, "--samples", "2", "--seq-len", "32"]
-    done = in_process(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process(*arguments))
     assert "wrote" in done.stderr and (name not in ("[/nothing]", ":smile:") or f"{name}-w4a8" in done.stderr)
     record = json.loads((out / "glm5_ascend_provenance.json").read_text())
     assert record["source"]["path"].isprintable()
-    verified = in_process("verify", out, "--against", source)
-    assert verified.returncode == 0, verified.stdout
+    worked(in_process("verify", out, "--against", source))
     assert in_process(*arguments, "--overwrite", "--quiet").returncode == 0
     html = tmp_path / f"{name}.html"
     for command in (

@@ -13,7 +13,7 @@ from glm5_ascend.deploy.rules.preflight import facts_for, preflight, stage_on_sh
 from glm5_ascend.engine_lines import VLLM_ASCEND_030
 from tests.conftest import Copy
 from tests.deploy.support.public_cases import PROFILE, broken
-from tests.support.command import assert_one_clear_line, in_process
+from tests.support.command import assert_one_clear_line, in_process, worked
 from tests.support.tiny_model import change_json
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -84,8 +84,7 @@ def test_the_command_of_the_document_is_not_refused(tiny_w8a8: Path) -> None:
     flags += ["--speculative-config", '{"num_speculative_tokens":1,"method":"deepseek_mtp","enforce_eager":true}']
     flags += ["--kv-transfer-config", json.dumps(multi("kv_producer"))]
     place = ["--role", "prefill", "--head", "h", "--ip", "10.0.0.1", "--nic", "e"]
-    done = in_process("serve", tiny_w8a8, "--profile", "a3-pd", *place, "--dry-run", "--", *flags)
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("serve", tiny_w8a8, "--profile", "a3-pd", *place, "--dry-run", "--", *flags))
     assert "error" not in done.stderr and "warning P64" in done.stderr
 
 

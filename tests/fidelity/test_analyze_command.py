@@ -14,7 +14,7 @@ from glm5_ascend.errors import RecipeError
 from glm5_ascend.fidelity.analysis.budget import final_types, propose
 from glm5_ascend.fidelity.analysis.units import Unit
 from glm5_ascend.fidelity.evaluation.compare import compare
-from tests.support.command import assert_one_clear_line, in_process
+from tests.support.command import assert_one_clear_line, in_process, worked
 from tests.support.tiny_model import write_calibration
 
 W4, W8, FLOAT = "W4A8_DYNAMIC", "W8A8_DYNAMIC", "FLOAT"
@@ -25,8 +25,7 @@ def test_the_proposal_lowers_kl_within_the_budget(tiny_source: Path, tiny_w4a8: 
     calib = write_calibration(tmp_path / "calib.jsonl")
     budget = int(1.3 * stored_bytes(tiny_w4a8))
     small = ["--calib", calib, "--samples", 4, "--seq-len", 64, "--json"]
-    done = in_process("analyze", tiny_source, *small, "--budget", budget, "--out", recipe)
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("analyze", tiny_source, *small, "--budget", budget, "--out", recipe))
     report, text = json.loads(done.stdout), recipe.read_text()
     assert text.startswith("# w4a8 with fall-backs, by glm5-ascend analyze") and "Assumed" in text
     assert yaml.safe_load(text)["metadata"]["config_id"] == "w4a8-fallbacks"

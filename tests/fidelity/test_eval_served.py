@@ -13,7 +13,7 @@ from glm5_ascend.fidelity.evaluation.metrics import metrics
 from glm5_ascend.fidelity.evaluation.served import lower_bound
 from glm5_ascend.fidelity.evaluation.windows import read_tasks
 from tests.serve.support.chat import API_KEY
-from tests.support.command import in_process
+from tests.support.command import in_process, worked
 
 pytestmark = pytest.mark.server
 WINDOW, WINDOWS = 96, 2
@@ -27,8 +27,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_is_as_far_as_its_files(server: str, trained_checkpoint: Path, rotated_checkpoint: Path) -> None:
     """NLL and top-1 from the server against those computed from the files it serves; it rounds to bf16, we do not."""
     arguments = ["--against", trained_checkpoint, "--window", WINDOW, "--windows", WINDOWS, "--json"]
-    done = in_process("eval", *arguments, "--url", server)
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("eval", *arguments, "--url", server))
     served = json.loads(done.stdout)
     comparison = compare(
         rotated_checkpoint, trained_checkpoint, read_tasks(None, trained_checkpoint, WINDOW, WINDOWS).windows

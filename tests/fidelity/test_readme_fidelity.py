@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.fidelity.evaluation.grades import CRITERIA
-from tests.support.command import in_process
+from tests.support.command import in_process, worked
 from tests.support.documents import document, shell_lines
 
 LINES = [
@@ -28,8 +28,7 @@ def test_they_run_in_order(tiny_source: Path, tiny_w4a8: Path, tmp_path: Path, m
     assert [words[0] for words in local] == ["eval", "analyze", "quantize"]
     for words in local:
         small = ["--windows", "2", "--window", "64"] if words[0] == "eval" else ["--samples", "2"]
-        done = in_process(*words, *small)
-        assert done.returncode == 0, done.stderr
+        worked(in_process(*words, *small))
     assert (tmp_path / "work/eval.html").is_file()
     assert (tmp_path / "work/glm5-mine/quant_model_description.json").is_file()
 

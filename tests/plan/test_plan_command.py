@@ -18,7 +18,7 @@ from glm5_ascend.plan.layout import check_engine, parse_layout
 from glm5_ascend.plan.model import named
 from glm5_ascend.plan.proven import entries
 from tests.conftest import Quantized
-from tests.support.command import in_process, said
+from tests.support.command import in_process, said, worked
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -128,6 +128,5 @@ def test_every_documented_layout_is_possible_and_names_its_source() -> None:
 
 
 def test_a_model_without_mtp_beside_results_with_drafts(tmp_path: Path) -> None:
-    done = in_process("plan", write_tiny_model(tmp_path / "model", num_nextn_predict_layers=0))
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("plan", write_tiny_model(tmp_path / "model", num_nextn_predict_layers=0)))
     assert "MTP0" in done.stdout and re.search(r"^nearest .*MTP[1-9]", done.stdout, re.MULTILINE | re.DOTALL)

@@ -14,7 +14,7 @@ from glm5_ascend.errors import OutputError
 from glm5_ascend.quantize.model_card import PROFILES, add_accuracy
 from glm5_ascend.verify import verify
 from tests.conftest import Copy
-from tests.support.command import assert_one_clear_line, in_process
+from tests.support.command import assert_one_clear_line, in_process, worked
 from tests.support.tiny_model import quantize_tiny, write_calibration, write_tiny_model
 
 RECORD = "glm5_ascend_provenance.json"
@@ -116,15 +116,14 @@ def test_eval_fills_in_the_accuracy(tiny_w4a8: Path, tiny_source: Path, editable
     text, before = write_calibration(out.parent / "text.jsonl"), shard_hashes(out)
     arguments = ["eval", out, "--against", tiny_source, "--text", text, "--window", "32", "--windows", "4", "--card"]
     for _ in range(2):  # a second time replaces the first
-        done = in_process(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
+        done = worked(in_process(*arguments, "--json"))
         kl = json.loads(done.stdout)["kl_mean"]
         body = (out / "README.md").read_text()
         assert f"{kl:.6f}" in body and body.count("KL to the reference, mean") == 1
         assert "124 positions of text.jsonl" in body and "Not measured" not in body
     assert shard_hashes(out) == before and not verify(out).findings
-    again = in_process("quantize", tiny_source, out, "--recipe", "rtn-w4a8", "--overwrite")
-    assert again.returncode == 0, again.stderr  # the record knows the card that eval wrote
+    # the record knows the card that eval wrote
+    worked(in_process("quantize", tiny_source, out, "--recipe", "rtn-w4a8", "--overwrite"))
 
 
 def test_a_card_without_the_section_is_left_alone(tiny_w4a8: Path, tiny_source: Path, editable: Copy) -> None:

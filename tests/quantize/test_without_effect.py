@@ -13,7 +13,7 @@ from glm5_ascend.quantize.options import QuantizeOptions
 from glm5_ascend.quantize.recipe import ALIASES, find_recipe, load_recipe
 from glm5_ascend.quantize.selector import without_effect
 from tests.quantize.test_stock_recipes import STOCK
-from tests.support.command import ROOT, in_process
+from tests.support.command import ROOT, in_process, worked
 from tests.support.tiny_model import SHARED_INDEXER, write_calibration, write_tiny_model
 
 RECIPES = sorted(path for path in (ROOT / "quant_recipes").glob("*.yaml"))
@@ -50,8 +50,7 @@ def test_what_a_recipe_says_in_vain(
 def test_the_command_shows_it(tiny_source: Path, tmp_path: Path) -> None:
     """On the screen, in --json, and in the provenance."""
     path = edited("rtn-w4a8.yaml", EXPERTS, '["*mlpp*"]', tmp_path)
-    done = in_process("quantize", tiny_source, tmp_path / "out", "--recipe", path, "--json")
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("quantize", tiny_source, tmp_path / "out", "--recipe", path, "--json"))
     warnings = json.loads(done.stdout)["warnings"]
     assert len(warnings) == 2 and all(f"warning: {warning}" in done.stderr for warning in warnings)
     record = json.loads((tmp_path / "out" / "glm5_ascend_provenance.json").read_text())

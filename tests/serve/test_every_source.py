@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from glm5_ascend.fidelity.evaluation.stored_model import StoredModel
 from tests.serve.support import tiny_checkpoints
-from tests.support.command import glm5_ascend
+from tests.support.command import glm5_ascend, worked
 from tests.support.mixed_experts import write_mixed_experts
 from tests.support.tiny_model import fp8_blocks
 
@@ -49,11 +49,6 @@ def as_hub_stores(directory: Path, dtype: str) -> Path:
     return directory
 
 
-def must_run(*arguments: object) -> None:
-    done = glm5_ascend(*arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("dtype", "indexers", "recipe"),
     [
@@ -70,8 +65,8 @@ def test_quantize_verify_serve(
     out = tmp_path / "out"
     if recipe == MIXED:
         recipe = str(write_mixed_experts(tmp_path / "mixed.yaml", source, 2))
-    must_run("quantize", source, out, "--recipe", recipe, "--quiet")
-    must_run("verify", out, "--against", source)
+    worked(glm5_ascend("quantize", source, out, "--recipe", recipe, "--quiet"))
+    worked(glm5_ascend("verify", out, "--against", source))
 
     engine = {
         "model": str(out), "dtype": "float32", "quantization": "ascend",

@@ -20,7 +20,7 @@ from glm5_ascend.model.config_file import load_config
 from glm5_ascend.serve.client import Client
 from glm5_ascend.serve.memory import cache_blocks
 from tests.serve.support.tiny_checkpoints import write_flash
-from tests.support.command import glm5_ascend
+from tests.support.command import glm5_ascend, worked
 from tests.support.server_process import started_server
 
 pytestmark = pytest.mark.server
@@ -134,8 +134,7 @@ def test_smoke_passes_the_shipped_model(tmp_path: Path) -> None:
         ("demo-model", tmp_path / "source", "glm-5.3-flash"),
         ("quantize", tmp_path / "source", tmp_path / "w4a8", "--recipe", "flash-w4a8", "--quiet"),
     ):
-        done = glm5_ascend(*words)
-        assert done.returncode == 0, done.stderr
+        worked(glm5_ascend(*words))
     for url in started_server(tmp_path / "w4a8", tmp_path, ["--tensor-parallel-size", "2", "--api-key", "key"]):
         done = glm5_ascend("smoke", url, "--json", OPENAI_API_KEY="key")
         statuses = {check["check"]: check["status"] for check in json.loads(done.stdout)["checks"]}
@@ -156,8 +155,7 @@ def test_preempted_requests_go_on(drafts: dict[str, Any] | None, flash: Path, ru
 def test_integers(recipe: str, flash: Path, run_engine: Any, tmp_path: Path) -> None:
     """Compared with the integer forward of the same files; a rounding may go the other way."""
     out = tmp_path / "out"
-    done = glm5_ascend("quantize", flash, out, "--recipe", recipe, "--quiet")
-    assert done.returncode == 0, done.stderr
+    worked(glm5_ascend("quantize", flash, out, "--recipe", recipe, "--quiet"))
     report = serve(run_engine, out, quantization="ascend", speculative_config=DRAFTS)
     others, _ = differences(out, report)
     assert others <= NEW_TOKENS * sum(map(len, BATCHES)) // 10

@@ -18,7 +18,7 @@ from glm5_ascend.errors import MissingEnvironmentError
 from glm5_ascend.serve.flags import ServerCommand
 from glm5_ascend.serve.foreground import _stage, end, grace_seconds, run_server
 from glm5_ascend.serve.local_server import free_port
-from tests.support.command import environment, glm5_ascend, interruptible
+from tests.support.command import environment, glm5_ascend, interruptible, worked
 from tests.support.server_process import wait_for
 
 #: A server that answers /health, with a child of its own in another session, as vLLM's engine is.
@@ -141,8 +141,7 @@ def test_serve_smoke_and_ctrl_c(rotated_checkpoint: Path, tmp_path: Path) -> Non
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(2)]
             assert lines[1].startswith(f"ready: http://127.0.0.1:{port}/v1  model glm-5 ")
-            smoked = glm5_ascend("smoke", f"http://127.0.0.1:{port}")
-            assert smoked.returncode == 0, smoked.stdout + smoked.stderr
+            smoked = worked(glm5_ascend("smoke", f"http://127.0.0.1:{port}"))
             assert smoked.stdout.splitlines()[-1].startswith("ok: ")
             children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
             process.send_signal(signal.SIGINT)

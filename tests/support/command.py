@@ -59,9 +59,12 @@ def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def said(*command: object, **options: Any) -> str:
     """What such a program writes on its standard output; it must end well."""
-    done = ran(*command, **options)
+    return worked(ran(*command, **options)).stdout
+
+
+def worked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout
+    return done
 
 
 def made_model(folder: Path, *flags: str) -> Path:
