@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from glm5_ascend.verify import verify
-from tests.support.command import in_process
-from tests.support.tiny_model import write_calibration, write_tiny_model
+from tests.support.command import in_process, worked
+from tests.support.tiny_model import as_hub_cache, write_calibration, write_tiny_model
 
 INDEX = "model.safetensors.index.json"
 
@@ -22,15 +22,6 @@ def as_transformers_4(directory: Path) -> None:
     theta = config.pop("rope_parameters")["rope_theta"]
     config |= {"torch_dtype": config.pop("dtype"), "rope_theta": theta, "rope_scaling": None}
     path.write_text(json.dumps(config | {"transformers_version": "4.57.0"}))
-
-
-def as_hub_cache(directory: Path) -> None:
-    """Every file is a link into the blobs of the cache."""
-    blobs = directory.parent.parent / "blobs"
-    blobs.mkdir()
-    for number, path in enumerate(sorted(directory.iterdir())):
-        path.rename(blobs / str(number))
-        path.symlink_to(Path("../../blobs") / str(number))
 
 
 def without_total_size(directory: Path) -> None:
@@ -56,8 +47,7 @@ def test_it_is_quantized_and_verified(name: str, tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "models--x--y" / "snapshots" / "0123", **keys)  # type: ignore[arg-type]
     change(source)
     calib, out = write_calibration(tmp_path / "calib.jsonl"), tmp_path / "out"
-    done = in_process("quantize", source, out, "--calib", calib, "--samples", "2", "--seq-len", "32", "--json")
-    assert done.returncode == 0, done.stderr
+    done = worked(in_process("quantize", source, out, "--calib", calib, "--samples", "2", "--seq-len", "32", "--json"))
     assert json.loads(done.stdout)["warnings"] == []
     report = verify(out, against=source)
     assert report.ok, report.lines()

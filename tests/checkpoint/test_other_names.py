@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
-from tests.support.command import assert_one_clear_line, in_process
-from tests.support.tiny_model import SHARD, SHARED_INDEXER, change_json, write_tiny_model
+from tests.support.command import assert_one_clear_line, in_process, worked
+from tests.support.tiny_model import SHARD, SHARED_INDEXER, change_json, fused_experts, write_tiny_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,16 +35,9 @@ def renamed(pattern: str, to: str) -> Callable[[Tensors], Tensors]:
 
 
 def fused(tensors: Tensors) -> Tensors:
-    """Experts as transformers 5 holds them: gate_up_proj [E, 2 I, H] and down_proj [E, H, I]."""
     out = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." not in name}
     for layer in (1, 2, 3):
-        prefix = f"model.layers.{layer}.mlp.experts."
-        parts = {
-            part: torch.stack([tensors[f"{prefix}{expert}.{part}.weight"] for expert in range(4)])
-            for part in ("gate_proj", "up_proj", "down_proj")
-        }
-        out[f"{prefix}gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], dim=1)
-        out[f"{prefix}down_proj"] = parts["down_proj"]
+        out |= fused_experts(tensors, f"model.layers.{layer}.mlp.experts.")
     return out
 
 
@@ -174,10 +167,8 @@ def test_fp8_quantizes_by_the_command(tmp_path: Path) -> None:
     groups = {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}
     quantization = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
     change_json(directory / "config.json", quantization_config=quantization)
-    done = in_process("quantize", directory, tmp_path / "out", "--recipe", "rtn-w4a8", "--quiet")
-    assert done.returncode == 0, done.stderr
-    done = in_process("verify", tmp_path / "out", "--against", directory)
-    assert done.returncode == 0, done.stdout
+    worked(in_process("quantize", directory, tmp_path / "out", "--recipe", "rtn-w4a8", "--quiet"))
+    worked(in_process("verify", tmp_path / "out", "--against", directory))
 
 
 @pytest.mark.parametrize("command", ["doctor", "serve"])

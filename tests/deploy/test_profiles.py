@@ -14,7 +14,7 @@ from glm5_ascend.engine_lines import SGLANG, VLLM
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.flags import value_of
 from glm5_ascend.serve.options import ServeOptions
-from tests.deploy.support.rendered import switches
+from tests.deploy.support.rendered import placed, switches
 
 ROLES = [(profile, role) for profile in map(load, names()) for role in profile.roles.values()]
 ON_ATLAS = [(profile, role) for profile, role in ROLES if profile.platform == "npu"]
@@ -108,13 +108,7 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
     servers = []
     for role in profile.roles.values():
         for node, rank in product(range(role.nodes), range(role.local_ranks)):
-            built = command(
-                profile,
-                role,
-                ServeOptions("DIR", node=node, rank=rank, head="10.0.0.1", ip="10.0.0.2", nic="eth0"),
-                "DIR",
-                [],
-            )
+            built = command(profile, role, placed(node, rank), "DIR", [])
             (engine,) = (arg.split('"engine_id": "')[1].split('"')[0] for arg in built.argv if "engine_id" in arg)
             servers.append((engine, value_of(built.argv, "--data-parallel-rank"), role.name))
             assert value_of(built.argv, "--port") == str(role.port + rank)
@@ -126,19 +120,16 @@ def test_engine_ids_and_ports_of_pd_never_meet() -> None:
 
 def test_a_second_node_has_no_api_server() -> None:
     profile = load("rollout")
-    last = ServeOptions("DIR", node=2, rank=0, head="10.0.0.1", ip="10.0.0.3", nic="eth0")
-    argv = command(profile, profile.role(None), last, "DIR", []).argv
+    argv = command(profile, profile.role(None), placed(2), "DIR", []).argv
     assert "--headless" in argv and "--api-server-count" not in argv
     assert value_of(argv, "--data-parallel-start-rank") == "32"
-    first = ServeOptions("DIR", node=0, rank=0, head="10.0.0.1", ip="10.0.0.1", nic="eth0")
-    argv = command(profile, profile.role(None), first, "DIR", []).argv
+    argv = command(profile, profile.role(None), placed(0), "DIR", []).argv
     assert "--headless" not in argv and value_of(argv, "--api-server-count") == "4"
 
 
 def test_ranks_of_sglang_differ_in_their_number_alone() -> None:
     profile = load("a3-2node-sglang")
-    places = [ServeOptions("DIR", node=node, rank=0, head="10.0.0.1", ip="", nic="eth0") for node in (0, 1)]
-    first, second = (command(profile, profile.role(None), server, "DIR", []).argv for server in places)
+    first, second = (command(profile, profile.role(None), placed(node), "DIR", []).argv for node in (0, 1))
     assert first[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "DIR"]
     assert [(a, b) for a, b in zip(first, second, strict=True) if a != b] == [("0", "1")]
     assert value_of(second, "--node-rank") == "1" and value_of(second, "--dist-init-addr") == "10.0.0.1:20000"

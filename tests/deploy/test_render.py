@@ -15,9 +15,8 @@ from glm5_ascend.deploy.rendering.files import TARGETS, rendered_texts
 from glm5_ascend.deploy.rendering.templates import rendered
 from glm5_ascend.errors import ConfigError
 from glm5_ascend.serve.middleware import GUARDS
-from glm5_ascend.serve.options import ServeOptions
 from tests.deploy.support.judges import program
-from tests.deploy.support.rendered import SHAPES, written
+from tests.deploy.support.rendered import SHAPES, placed, written
 from tests.support.command import ROOT, said
 from tests.support.programs import stand_in
 
@@ -62,13 +61,7 @@ def started(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("profile", "role", "node", "rank"), PLACES, ids=lambda v: getattr(v, "name", str(v)))
 def test_the_script_starts_what_serve_starts(started, profile: Profile, role: Role, node: int, rank: int) -> None:  # type: ignore[no-untyped-def]
-    expected = command(
-        profile,
-        role,
-        ServeOptions("DIR", node=node, rank=rank, head="10.0.0.1", ip="10.0.0.2", nic="eth0"),
-        "/models/glm5",
-        [],
-    )
+    expected = command(profile, role, placed(node, rank), "/models/glm5", [])
     calls = started(profile, role, node)
     assert len(calls) == (role.local_ranks if role.per_rank else 1)
     (call,) = (call for call in calls if call["argv"] == expected.argv[1:])

@@ -16,7 +16,7 @@ from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
 from tests.support.command import assert_one_clear_line, in_process
 from tests.support.tiny_flash import rename_as_msmodelslim, tiny_flash_config, with_floats, write_tiny_flash
-from tests.support.tiny_model import SHARD, edited_json, edited_tensors, write_tiny_model
+from tests.support.tiny_model import SHARD, edited_json, edited_tensors, fused_experts, write_tiny_model
 from tests.verify.support.checkpoints import assert_clean
 
 LAYERS = "model.language_model.layers."
@@ -116,12 +116,7 @@ def fused(source: Path, transposed: bool = False) -> None:
             tensors[first.replace(".q_", ".")] = torch.cat(convolutions)
         experts = {name: tensors.pop(name) for name in list(tensors) if ".mlp.experts." in name}
         for layer in range(1, 5):
-            prefix = f"{LAYERS}{layer}.mlp.experts."
-            gate, up, down = (
-                torch.stack([experts[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
-                for linear in ("gate_proj", "up_proj", "down_proj")
-            )
-            stacks = {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
+            stacks = fused_experts(experts, f"{LAYERS}{layer}.mlp.experts.")
             tensors |= {n: x.transpose(1, 2).contiguous() if transposed else x for n, x in stacks.items()}
     (source / "model.safetensors.index.json").unlink()
 

@@ -7,6 +7,7 @@ that whatever takes a real checkpoint takes this one. torch, safetensors and tok
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,6 +239,26 @@ def change_json(path: Path, **values: Any) -> None:
         content |= values
 
 
+def fused_experts(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Four experts as transformers 5 holds them: gate_up_proj [E, 2 I, H] and down_proj [E, H, I]."""
+    import torch
+
+    gate, up, down = (
+        torch.stack([tensors[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
+        for linear in ("gate_proj", "up_proj", "down_proj")
+    )
+    return {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
+
+
+def as_hub_cache(snapshot: Path) -> None:
+    """Make every file of a snapshot a link into the blobs of the cache."""
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(p for p in snapshot.rglob("*") if p.is_file())):
+        path.rename(blobs / str(number))
+        path.symlink_to(os.path.relpath(blobs / str(number), path.parent))
+
+
 def write_calibration(path: Path) -> Path:
     """Some hundred tokens of text and one conversation."""
     lines: list[Any] = [
@@ -256,14 +277,10 @@ def write_calibration(path: Path) -> Path:
 
 def quantize_tiny(source: Path, out: Path, recipe: str) -> Path:
     """Quantize `source` with a small calibration text into `out`; returns `out`."""
-    from glm5_ascend.quantize.job import open_job
-    from glm5_ascend.quantize.options import QuantizeOptions
-    from glm5_ascend.quantize.pipeline import quantize
-    from glm5_ascend.quantize.progress import silent
+    from glm5_ascend.quantize.api import quantize
 
     calib = write_calibration(out.parent / "calib.jsonl")
-    options = QuantizeOptions(source, out, recipe, calib=calib, samples=4, seq_len=64)
-    quantize(open_job(options), silent)
+    quantize(source, out, recipe=recipe, calib=calib, samples=4, seq_len=64)
     return out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from glm5_ascend.checkpoint.schemes import QUANTIZED
 from glm5_ascend.errors import CheckpointError, ConfigError
 from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
-from tests.support.tiny_model import SHARED_INDEXER, write_tiny_model
+from tests.support.tiny_model import SHARED_INDEXER, as_hub_cache, write_tiny_model
 from tests.verify.support.checkpoints import LAYOUTS, RECIPES, Shelf, assert_clean
 
 
@@ -99,12 +98,8 @@ def test_without_provenance_only_the_attention_is_skipped(tiny_w4a8: Path, tiny_
 
 def test_links_into_the_hub_cache_are_fine(tiny_w4a8: Path, tiny_source: Path, tmp_path: Path) -> None:
     """Every file of a snapshot is a link."""
-    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "abc", tmp_path / "models--x" / "blobs"
-    shutil.copytree(tiny_w4a8, snapshot)
-    blobs.mkdir()
-    for number, path in enumerate(sorted(p for p in snapshot.rglob("*") if p.is_file())):
-        path.rename(blobs / str(number))
-        path.symlink_to(os.path.relpath(blobs / str(number), path.parent))
+    snapshot = Path(shutil.copytree(tiny_w4a8, tmp_path / "models--x" / "snapshots" / "abc"))
+    as_hub_cache(snapshot)
     assert_clean(verify(snapshot, against=tiny_source))
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from glm5_ascend.deploy.profiles.load import Profile, Role, load
 from glm5_ascend.deploy.rendering.files import rendered_texts
+from glm5_ascend.serve.options import ServeOptions
 
 #: One profile per shape of rendered objects and engine: one machine, several, prefill and decode apart.
 SHAPES = ["a3-single-w4a8", "a3-2node", "a3-pd", "a3-pd-pp2", "rollout", "a3-2node-sglang", "a3-pd-sglang"]
@@ -20,6 +21,10 @@ def switches(profile: Profile, role: Role) -> dict[str, bool]:
         name: switch.on if isinstance(switch.on, bool) else role.name in switch.on
         for name, switch in profile.scheduling.items()
     }
+
+
+def placed(node: int, rank: int = 0) -> ServeOptions:
+    return ServeOptions("DIR", node=node, rank=rank, head="10.0.0.1", ip="10.0.0.2", nic="eth0")
 
 
 def written(folder: Path, profile: str, target: str) -> Path:
