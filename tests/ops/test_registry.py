@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from glm5_kernels import ops, registry
-from glm5_kernels.native import library, products, rows
+from glm5_kernels.native import library, rows, sublayer_weights, sublayers
 from tests.support.command import ROOT
 
 NO_LIBRARY = "installed without the compiled kernels (install g++, then pip install glm5-ascend again)"
@@ -111,11 +111,13 @@ def test_operands_are_packed_as_the_header_declares_them() -> None:
         for field in filter(None, map(str.strip, body.split(";"))):
             kind, names = field.removeprefix("const ").split(maxsplit=1)
             letter = structs.get(kind) or {"double": "d"}.get(kind, "i")
-            letters += "".join("p" if "*" in kind + field_name else letter for field_name in names.split(","))
+            for field_name in names.split(","):
+                letters += "p" if "*" in kind + field_name else letter * (2 if "[2]" in field_name else 1)
         structs[name] = letters
     exports = "".join(path.read_text() for path in (ROOT / "kernels/csrc").glob("*.cpp"))
     declared = {op: structs[name] for op, name in re.findall(r"GLM5_EXPORT\((\w+), (\w+)\)", exports)}
     sources = "".join(path.read_text() for path in (ROOT / "kernels/glm5_kernels/native").glob("*.py"))
-    constants = {**vars(rows), "BLOCKS": products.BLOCKS}
-    called = re.findall(r'function\(\s*"(\w+)", (.+?)\)\(', sources)
-    assert {op: eval(letters, constants) for op, letters in called} == declared
+    called = re.findall(r'function\(\s*"(\w+)", (.+?)\)(?:\(|\n)', sources)
+    assert {op: eval(letters, vars(rows)) for op, letters in called} == declared
+    packed = {"DecodeStep": sublayers.STEP, "MlaWeights": sublayer_weights.MLA, "MlpWeights": sublayer_weights.MLP}
+    assert packed == {name: structs[name] for name in packed}

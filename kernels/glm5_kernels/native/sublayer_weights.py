@@ -19,11 +19,12 @@ from glm5_kernels.int8 import PER_TENSOR, LinearWeights
 from glm5_kernels.native.rows import BLOCKS, FLOATS, LANES, NO_ROWS, ROWS, blocks, matrix, rows
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
+#: The fields of a struct Linear, those of one that is not there, and of the structs MlaWeights and MlpWeights.
 _LINEAR, _NO_LINEAR = "i" + 2 * "piipppp", 15 * (0,)
 _INDEXER = 2 * ROWS + "dd" + "iii" + 2 * _LINEAR
-_MLA = 5 * ROWS + "ddd" + 9 * "i" + 3 * _LINEAR + _INDEXER
+MLA = 5 * ROWS + "ddd" + 9 * "i" + 3 * _LINEAR + _INDEXER
 _EXPERTS = _LINEAR + "p" + "iii" + "dd" + 2 * BLOCKS
-_MLP = ROWS + "d" + "ii" + 2 * _LINEAR + _EXPERTS
+MLP = ROWS + "d" + "ii" + 2 * _LINEAR + _EXPERTS
 
 #: A linear layer: one or two weights, whose results lie side by side.
 Linear = Sequence[LinearWeights]
@@ -162,7 +163,7 @@ def pack_attention(w: MlaWeights) -> Struct:
     sizes = hidden, heads, nope, w.rope, rank, q_lora, values, uk_by_rows, uv_by_rows
     indexer = _pack_indexer(fields, w.indexer, hidden, q_lora)
     numbers = w.norm_eps, w.latent_eps, w.scale, *sizes
-    return Struct(_MLA, [*vectors, *uk, *uv, *numbers, *linears, *indexer], fields.tensors)
+    return Struct(MLA, [*vectors, *uk, *uv, *numbers, *linears, *indexer], fields.tensors)
 
 
 def _pack_indexer(fields: _Fields, w: IndexerWeights | None, hidden: int, q_lora: int) -> list[float]:
@@ -188,7 +189,7 @@ def pack_mlp(w: MlpWeights) -> Struct:
         if w.experts is None
         else _pack_experts(fields, w.experts, hidden)
     )
-    return Struct(_MLP, values, fields.tensors, w)
+    return Struct(MLP, values, fields.tensors, w)
 
 
 def _pack_experts(fields: _Fields, e: RoutedExperts, hidden: int) -> list[float]:

@@ -20,6 +20,8 @@ from glm5_kernels.paged_cache import PagedBatch, check_blocks, query_layout
 
 #: Tokens of a step, at most.
 MOST_TOKENS = 16
+#: The fields of a struct DecodeStep.
+STEP = "i" + 2 * ANGLES + "ppppp" + "ii"
 
 
 class DecodeStep:
@@ -58,7 +60,7 @@ class DecodeStep:
             *(x.data_ptr() for x in operands),
             *table.shape,
         ]
-        self.struct = Struct("i" + 2 * ANGLES + "ppppp" + "ii", values, tables, operands)
+        self.struct = Struct(STEP, values, tables, operands)
 
     def check_cache(self, cache: Tensor) -> None:
         """Raise `KernelInputError` unless the cache has all rows that this step reads and writes."""
