@@ -98,6 +98,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     table = step.batch.block_table
     wrong = {
         "sizes of x": step._replace(x=step.x[:, :64]),
+        "no columns": step._replace(x=step.x[:, :0], residual=None),
         "dtype": step._replace(x=step.x.float()),
         "columns of x": step._replace(x=torch.empty(HIDDEN, 3, dtype=torch.bfloat16).T),
         "residual": step._replace(residual=step.x[:2]),
@@ -118,7 +119,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ops.KernelInputError, match="index_keys is missing"):
         tables = ops.DecodeStep(step.batch, step.slots, step.angles, step.angles)
         attention(step.x, None, tables, *step.caches(), None, step.topk_indices, True)
-    for x in (torch.zeros(17, HIDDEN), torch.zeros(0, HIDDEN), torch.zeros(3, 32)):
+    for x in (torch.zeros(17, HIDDEN), torch.zeros(0, HIDDEN), torch.zeros(3, 32), torch.zeros(3, 0)):
         with pytest.raises(ops.KernelInputError):
             mlp(x.bfloat16(), x.bfloat16())
 

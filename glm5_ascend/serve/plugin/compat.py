@@ -101,7 +101,7 @@ PATCHES = (
     Patch(
         "model_executor/models/deepseek_v2.py:DeepseekV2DecoderLayer.forward", "decoder.DecoderLayer",
         "calls some sixty ops from Python between the products of a layer",
-        "two calls of C++: @GAIN@",
+        "two calls of C++: steps of 1 to 8 requests are 1.02 to 1.09 x as fast with one thread, 1.06 to 1.19 with two",
         "vLLM calls a layer's sublayers as single ops",
         "20b1af0adda6",
     ),

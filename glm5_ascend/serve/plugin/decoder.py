@@ -44,7 +44,7 @@ class DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and residual stream of the layer, both [T, hidden_size]; positions int64 [T]."""
         attended = None
-        if self.attention is not None and len(hidden_states) <= ops.MOST_TOKENS:
+        if self.attention is not None and 0 < len(hidden_states) <= ops.MOST_TOKENS:
             metadata: SparseMLAMetadata | None = current_metadata(self._modules_of_attention[1].layer_name)
             if metadata is not None and metadata.num_actual_tokens == len(hidden_states):
                 attended = self._attend(self.attention, positions, hidden_states, residual, metadata)

@@ -88,9 +88,9 @@ class _Operands(NamedTuple):
         tensors = self.x, self.residual, *self[3:6]
         if self.x.dtype != torch.bfloat16 or any(x is not None and x.stride(-1) != 1 for x in tensors):
             raise KernelInputError(f"a sublayer takes contiguous rows of bf16, x is {self.x.dtype}")
-        columns = [0 if x is None else x.shape[-1] for x in tensors]
-        if any(count not in (0, size) for count, size in zip(columns, self.sizes, strict=True)):
-            raise KernelInputError(f"operands of a sublayer have rows of {columns}, expected {list(self.sizes)}")
+        columns = tuple(size if x is None else x.shape[-1] for x, size in zip(tensors, self.sizes, strict=True))
+        if columns != self.sizes:
+            raise KernelInputError(f"operands of a sublayer have rows of {columns}, expected {self.sizes}")
         if self.topk_indices is not None and not self.topk_indices.is_contiguous():
             raise KernelInputError("topk_indices must be contiguous")
 
