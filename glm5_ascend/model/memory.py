@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterable
 
@@ -43,11 +42,3 @@ def forward_bytes(c: ModelConfig, length: int) -> int:
     mlp = FP32 * length * (3 * widest + 5 * c.hidden_size)
     weight = 2 * ROWS_AT_ONCE * max(c.num_attention_heads * c.v_head_dim, c.intermediate_size)
     return max(attention, mlp) + weight
-
-
-def release_memory() -> None:
-    """Return freed activations to the system: glibc's heaps, one per thread, keep pieces of up to 32 MiB, and grew by
-    half over 64 sequences."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; other libraries have none
-    if trim is not None:
-        trim(0)

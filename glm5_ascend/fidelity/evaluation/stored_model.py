@@ -27,7 +27,6 @@ from glm5_ascend.fidelity.evaluation.stored_layer import StoredLayer, Tensors
 from glm5_ascend.files.untrusted import MAX_BYTES_BY_TENSOR, read_json_object
 from glm5_ascend.model import layers, streams
 from glm5_ascend.model.config_file import parse_config, read_config, served_config
-from glm5_ascend.model.memory import release_memory
 from glm5_ascend.model.spec import Linear
 from glm5_ascend.model.weights import fp32_linear
 
@@ -214,8 +213,7 @@ class Walk:
             )
 
         if workers is None or len(self.spans) > 1:
-            for _ in in_order(workers, attend, range(len(self.spans))):
-                release_memory()
+            list(in_order(workers, attend, range(len(self.spans))))
         else:
             with workers.together():
                 attend(0)
@@ -241,6 +239,5 @@ class Walk:
             output = layers.unrouted_mlp(config, layer, weights, x)
             hidden[span] = streams.joined(mixing, hidden[span], output)
 
-        for _ in in_order(workers, run, range(0, len(hidden), MLP_TOKENS)):
-            release_memory()
+        list(in_order(workers, run, range(0, len(hidden), MLP_TOKENS)))
         return inputs
