@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2MoE
@@ -17,23 +17,19 @@ from glm5_ascend.serve.plugin.experts import FloatExperts, Int8Experts
 from glm5_ascend.serve.plugin.linear import ByOurOp, linear_weights
 from glm5_kernels import ops
 
+Sublayer = TypeVar("Sublayer")
+
 
 class DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
     """vLLM's layer, whose steps of few tokens are computed by its two sublayers."""
 
     @cached_property
     def attention(self) -> ops.MlaSublayer | None:
-        with suppress(ops.UnsupportedVariantError):
-            weights = self._attention_weights()
-            return None if weights is None else ops.MlaSublayer(weights)
-        return None
+        return _prepared(lambda: ops.MlaSublayer(self._attention_weights()))
 
     @cached_property
     def feed_forward(self) -> ops.MlpSublayer | None:
-        with suppress(ops.UnsupportedVariantError):
-            weights = self._mlp_weights()
-            return None if weights is None else ops.MlpSublayer(weights)
-        return None
+        return _prepared(lambda: ops.MlpSublayer(self._mlp_weights()))
 
     def forward(
         self,
@@ -93,11 +89,11 @@ class DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
         selects = not (takes_all or indexer is None or mla.skip_topk)
         return sublayer(x, residual, step, ckv, kpe, keys, topk_indices, selects)
 
-    def _attention_weights(self) -> ops.MlaWeights | None:
+    def _attention_weights(self) -> ops.MlaWeights:
         mla = self.self_attn.mla_attn
         latents, indexer, rope = mla.mla_attn, mla.indexer, mla.indexer_rope_emb
         if latents.has_int8_cache or (indexer is not None and indexer.k_cache.dtype == torch.int8):
-            return None
+            raise ops.UnsupportedVariantError("int8 caches")
         of_indexer = None
         if indexer is not None:
             norm, interleaved = indexer.k_norm, not rope.is_neox_style
@@ -113,29 +109,37 @@ class DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
             0 if mla.rotary_emb is None else mla.qk_rope_head_dim, latents.scale, of_indexer,
         )  # fmt: skip
 
-    def _mlp_weights(self) -> ops.MlpWeights | None:
+    def _mlp_weights(self) -> ops.MlpWeights:
         mlp, experts = self.mlp, None
         if isinstance(mlp, DeepseekV2MoE):
             experts, mlp = _routed_experts(mlp), mlp.shared_experts
-            if experts is None or mlp is None:
-                return None
+        if mlp is None:
+            raise ops.UnsupportedVariantError("no shared experts")
         norm, gate_up, down = self.post_attention_layernorm, _parts(mlp.gate_up_proj), _parts(mlp.down_proj)
         return ops.MlpWeights(norm.weight.data, norm.variance_epsilon, gate_up, down, experts)
 
 
-def _routed_experts(moe: Any) -> ops.RoutedExperts | None:
+def _routed_experts(moe: Any) -> ops.RoutedExperts:
     runner, router = moe.experts, moe.experts.router
     method = runner.routed_experts.quant_method
     is_ours = isinstance(method, Int8Experts) and not isinstance(method, FloatExperts)
     if not is_ours or runner.routed_experts.reader is not None or router.num_expert_group != 1:
-        return None
+        raise ops.UnsupportedVariantError("experts of floats, read ahead or in groups")
     if router.scoring_func != "sigmoid" or router.e_score_correction_bias is None or router.routed_scaling_factor != 1:
-        return None
+        raise ops.UnsupportedVariantError("another router")
     w13, w13_scale, w2, w2_scale = runner.routed_experts.operands
     return ops.RoutedExperts(
         _parts(moe.gate), router.e_score_correction_bias.data, router.top_k, router.renormalize,
         runner.routed_scaling_factor, w13, w13_scale, w2, w2_scale, method.swiglu_limit,
     )  # fmt: skip
+
+
+def _prepared(make: Callable[[], Sublayer]) -> Sublayer | None:
+    """The sublayer, or None if C++ does not take its weights."""
+    try:
+        return make()
+    except ops.UnsupportedVariantError:
+        return None
 
 
 def _parts(layer: Any) -> list[ops.LinearWeights]:

@@ -110,16 +110,21 @@ def using(name: str) -> Iterator[None]:
         select(before)
 
 
+def struct_of(fields: str) -> struct.Struct:
+    """The layout of a struct whose fields have a letter each: p address (0 is null), i int64, d double."""
+    return struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
+
+
 @cache
 def function(op: str, fields: str) -> Callable[..., None]:
     """An op's function for the instruction set in use; it takes the fields of the struct of its operands.
 
     Args:
-        fields: a letter for each: p address (0 is null), i int64, d double.
+        fields: see `struct_of`.
     Raises:
         RuntimeError: when it is called and cannot allocate its scratch memory; names the op.
     """
-    name, layout = instruction_set(), struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
+    name, layout = instruction_set(), struct_of(fields)
     call = getattr(_library(), f"glm5_{name}_{op}")
     call.argtypes = [ctypes.c_char_p]
 

@@ -5,7 +5,6 @@ They are checked and packed once: in each step that would take longer than the p
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,11 +15,12 @@ from torch import Tensor
 from glm5_kernels.contract import check
 from glm5_kernels.errors import KernelInputError, UnsupportedVariantError
 from glm5_kernels.int8 import PER_TENSOR, LinearWeights
-from glm5_kernels.native.rows import BLOCKS, FLOATS, LANES, NO_ROWS, ROWS, blocks, matrix, rows
+from glm5_kernels.native.library import struct_of
+from glm5_kernels.native.rows import BLOCKS, FLOATS, LANES, ROWS, blocks, matrix, rows
 from glm5_kernels.w4a8_moe import ExpertWeights, W4a8Moe
 
-#: The fields of a struct Linear, those of one that is not there, and of the structs MlaWeights and MlpWeights.
-_LINEAR, _NO_LINEAR = "i" + 2 * "piipppp", 15 * (0,)
+#: The fields of a struct Linear, of an indexer and of experts, which are 0 if there is none, and of the whole structs.
+_LINEAR = "i" + 2 * "piipppp"
 _INDEXER = 2 * ROWS + "dd" + "iii" + 2 * _LINEAR
 MLA = 5 * ROWS + "ddd" + 9 * "i" + 3 * _LINEAR + _INDEXER
 _EXPERTS = _LINEAR + "p" + "iii" + "dd" + 2 * BLOCKS
@@ -88,8 +88,7 @@ class Struct:
     """A struct in memory, with the objects that hold what it points to."""
 
     def __init__(self, fields: str, values: Sequence[float], *holders: object) -> None:
-        layout = struct.Struct(fields.translate({ord("p"): "Q", ord("i"): "q"}))
-        self.holders, self.bytes = holders, np.frombuffer(layout.pack(*values), np.uint8)
+        self.holders, self.bytes = holders, np.frombuffer(struct_of(fields).pack(*values), np.uint8)
         self.address: int = self.bytes.ctypes.data
 
 
@@ -130,7 +129,7 @@ class _Fields:
             static = part[3:] if part.quant_mode == PER_TENSOR else (None, None, None)
             fields += [weight.data_ptr(), weight.stride(0), len(weight), *map(self.pointer, (part.scale, *static))]
             self.tensors.append(weight)
-        return fields + [0] * (len(_NO_LINEAR) - len(fields))
+        return fields + [0] * (len(_LINEAR) - len(fields))
 
     def heads(self, w: Tensor) -> tuple[tuple[int, ...], bool]:
         """The struct Rows of w [H, n, r], and True if its columns are contiguous."""
@@ -168,7 +167,7 @@ def pack_attention(w: MlaWeights) -> Struct:
 
 def _pack_indexer(fields: _Fields, w: IndexerWeights | None, hidden: int, q_lora: int) -> list[float]:
     if w is None:
-        return [*NO_ROWS, *NO_ROWS, 0.0, 0.0, 0, 0, 0, *_NO_LINEAR, *_NO_LINEAR]
+        return [0] * len(_INDEXER)
     dim, rows_of_q = len(w.k_weight), sum(len(part.weight) for part in w.wq_b)
     heads = rows_of_q // dim
     return [
@@ -184,11 +183,7 @@ def pack_mlp(w: MlpWeights) -> Struct:
     fields = _Fields()
     values = [*fields.vector(w.norm_weight), w.norm_eps, hidden, width]
     values += [*fields.linear(w.gate_up, 2 * width, hidden), *fields.linear(w.down, hidden, width)]
-    values += (
-        [*_NO_LINEAR, 0, 0, 0, 0, 0.0, 0.0, *(12 * (0,))]
-        if w.experts is None
-        else _pack_experts(fields, w.experts, hidden)
-    )
+    values += [0] * len(_EXPERTS) if w.experts is None else _pack_experts(fields, w.experts, hidden)
     return Struct(MLP, values, fields.tensors, w)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glm5_kernels.contract import WRITTEN, check, largest
+from glm5_kernels.contract import WRITTEN, check
 from glm5_kernels.errors import KernelInputError
 from glm5_kernels.native.library import function
 from glm5_kernels.native.rows import ANGLES, NO_ROWS, ROWS, angles, as_angles, as_int32, matrix, rows
 from glm5_kernels.native.sublayer_weights import MlaWeights, MlpWeights, Struct, pack_attention, pack_mlp
-from glm5_kernels.paged_cache import PagedBatch, check_blocks, query_layout
+from glm5_kernels.paged_cache import PagedBatch, check_blocks, check_slots, query_layout
 
 #: Tokens of a step, at most.
 MOST_TOKENS = 16
@@ -49,10 +49,10 @@ class DecodeStep:
         for pair, count in zip(tables, self.pairs, strict=True):
             if any(x.shape != (self.tokens, count) for x in pair):
                 raise KernelInputError(f"cosines and sines {[list(x.shape) for x in pair]} of {self.tokens} tokens")
-        slots, starts = slot_mapping.long().contiguous(), batch.query_start_loc.long().contiguous()
+        self.slots, starts = slot_mapping.long().contiguous(), batch.query_start_loc.long().contiguous()
         table = as_int32(batch.block_table)
-        self.last_slot, self.fitting = largest(slots), set[tuple[int, int]]()
-        operands = slots, starts, *query_layout(batch, self.tokens), table
+        self.fitting = set[tuple[int, int]]()
+        operands = self.slots, starts, *query_layout(batch, self.tokens), table
         values = [
             self.tokens,
             *angles(*tables[0]),
@@ -68,8 +68,7 @@ class DecodeStep:
         if size in self.fitting:
             return
         check_blocks(self.batch, *size)
-        if self.last_slot >= size[0] * size[1]:
-            raise KernelInputError(f"slot {self.last_slot} is outside the cache of {list(cache.shape)}")
+        check_slots(self.slots, cache)
         self.fitting.add(size)
 
 
