@@ -14,7 +14,8 @@ from glm5_ascend.checkpoint.checks.source import check_source
 from glm5_ascend.checkpoint.source import open_source
 from glm5_ascend.errors import CheckpointError
 from tests.support.command import assert_one_clear_line, in_process, worked
-from tests.support.tiny_model import SHARD, SHARED_INDEXER, change_json, fused_experts, write_tiny_model
+from tests.support.mixed_experts import fused_experts
+from tests.support.tiny_model import SHARD, SHARED_INDEXER, change_json, write_tiny_model
 
 Tensors = dict[str, torch.Tensor]
 

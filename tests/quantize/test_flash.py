@@ -15,8 +15,9 @@ from glm5_ascend.fidelity import evaluate
 from glm5_ascend.verify import verify
 from tests.conftest import Copy, Quantized
 from tests.support.command import assert_one_clear_line, in_process
+from tests.support.mixed_experts import fused_experts
 from tests.support.tiny_flash import rename_as_msmodelslim, tiny_flash_config, with_floats, write_tiny_flash
-from tests.support.tiny_model import SHARD, edited_json, edited_tensors, fused_experts, write_tiny_model
+from tests.support.tiny_model import SHARD, edited_json, edited_tensors, write_tiny_model
 from tests.verify.support.checkpoints import assert_clean
 
 LAYERS = "model.language_model.layers."

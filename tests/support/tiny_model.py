@@ -239,17 +239,6 @@ def change_json(path: Path, **values: Any) -> None:
         content |= values
 
 
-def fused_experts(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Four experts as transformers 5 holds them: gate_up_proj [E, 2 I, H] and down_proj [E, H, I]."""
-    import torch
-
-    gate, up, down = (
-        torch.stack([tensors[f"{prefix}{expert}.{linear}.weight"] for expert in range(4)])
-        for linear in ("gate_proj", "up_proj", "down_proj")
-    )
-    return {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
-
-
 def as_hub_cache(snapshot: Path) -> None:
     """Make every file of a snapshot a link into the blobs of the cache."""
     blobs = snapshot.parent.parent / "blobs"
