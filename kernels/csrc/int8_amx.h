@@ -12,7 +12,7 @@
 #if defined(__AMX_INT8__)
 namespace glm5::GLM5_SET {
 
-constexpr int64_t kColumns = 512;  // of a panel
+constexpr int64_t kColumns = 256;  // of a panel
 // Bytes from row to row of a panel, and elements of sums: rows a power of two apart would share cache sets.
 constexpr int64_t kPanelPitch = kColumns + kTileBytes, kSumsPitch = kGroupTokens + kTile;
 
@@ -41,16 +41,20 @@ GLM5_INLINE __m512i load_line(const uint8_t* p, int64_t count) {
   return _mm512_maskz_loadu_epi8(there, p);
 }
 
+// Lines of a block, `pitch` bytes apart, from the columns on that are multiplied next.
+struct NextLines {
+  const uint8_t* first;
+  int64_t pitch, lines;
+};
+
 // panel <- columns column .. column + width of 32 rows of a block from `row` on, unsigned: INT4 plus 8, int8 plus 128.
-// The same `ahead` bytes on is requested.
-inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t width, int64_t ahead, uint8_t* panel) {
+inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t width, uint8_t* panel) {
   const int rows_per_line = block.packed ? 2 : 1;
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(block.packed ? 0x88 : 0x80)), low = _mm512_set1_epi8(15);
   for (int64_t r = 0; r < kSide; r += rows_per_line) {
     const uint8_t* const line = block.base + block.pitch * (min(row + r, block.rows - 1) / rows_per_line) + column;
     uint8_t* const target = panel + kPanelPitch * r;
     for (int64_t c = 0; c < width; c += kTileBytes) {
-      __builtin_prefetch(line + c + ahead, 0, 2);
       const __m512i codes = _mm512_xor_si512(load_line(line + c, width - c), sign);
       if (block.packed) {
         _mm512_store_si512(target + c, _mm512_and_si512(codes, low));
@@ -63,10 +67,11 @@ inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t 
 }
 
 // sums, from the earlier panels of these rows on, += `steps` steps of the panel times one or, kTwo, two groups of
-// tokens. `stays`: in the tiles, from the first panel to the last one.
+// tokens. `stays`: in the tiles, from the first panel to the last one. Each step requests a step of the next lines:
+// memory has to work while tiles are multiplied, and a whole panel would be more requests than a core holds.
 template <bool kTwo>
 void multiply_panel(const uint8_t* panel, const int8_t* first, const int8_t* second, int64_t steps, bool fresh,
-                    bool stays, bool last, int32_t* sums) {
+                    bool stays, bool last, const NextLines& next, int32_t* sums) {
   constexpr int64_t kPitch = 4 * kSumsPitch;
   flush_stores();
   if (fresh)
@@ -74,6 +79,7 @@ void multiply_panel(const uint8_t* panel, const int8_t* first, const int8_t* sec
   else if (!stays)
     load_tiles(sums, kPitch);
   for (int64_t step = 0; step < steps; ++step) {
+    for (int64_t l = 0; l < next.lines; ++l) __builtin_prefetch(next.first + next.pitch * l + kTileBytes * step, 0, 3);
     _tile_loadd(4, panel + kTileBytes * step, kPanelPitch);
     _tile_loadd(5, panel + kTileBytes * step + kTile * kPanelPitch, kPanelPitch);
     _tile_loadd(6, first + kTileSize * step, kTileBytes);
@@ -93,15 +99,17 @@ void multiply_panel(const uint8_t* panel, const int8_t* first, const int8_t* sec
 inline void multiply_32_rows(const Block& block, int64_t row, const int8_t* packed, int64_t groups,
                              AmxScratch& scratch) {
   const int64_t group = group_bytes(round_up(block.k, kStep)), lines = block.packed ? kSide / 2 : kSide;
+  const uint8_t* const rows = block.base + block.pitch * (row / (kSide / lines));
   const bool stays = groups <= 2;
   for (int64_t column = 0; column < block.k || column == 0; column += kColumns) {
     const int64_t width = min(kColumns, block.k - column);
     const bool last = column + width >= block.k;
-    fill_panel(block, row, column, width, last ? block.pitch * lines - column : width, scratch.panel);
+    fill_panel(block, row, column, width, scratch.panel);
     for (int64_t g = 0; g < groups; g += 2) {
       const int8_t* const first = packed + group * g + kTile * column;
+      const NextLines next{rows + (last ? block.pitch * lines : column + width), block.pitch, g ? 0 : lines};
       const auto product = g + 1 < groups ? multiply_panel<true> : multiply_panel<false>;
-      product(scratch.panel, first, first + group, ceil_div(width, kTileBytes), column == 0, stays, last,
+      product(scratch.panel, first, first + group, ceil_div(width, kTileBytes), column == 0, stays, last, next,
               scratch.sums + kTile * g);
     }
   }
