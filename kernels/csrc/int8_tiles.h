@@ -24,8 +24,8 @@ constexpr int kTokenBlock = 16;        // tokens that are multiplied at a time: 
 // Columns of many tokens that are multiplied at a time: those of kTokenBlock tokens and of a tile's lines fill the
 // nearest cache.
 constexpr int64_t kCached = 2048;
-// Bytes that a tile of four tokens requests its lines ahead, at least: such tokens fill the nearest cache, where the
-// processor's own prefetcher then reads at half of the rate. Tiles of fewer tokens are faster without.
+// Bytes that a tile of several tokens requests its lines ahead, at least: such tokens fill the nearest cache, where the
+// processor's own prefetcher then reads at half of the rate. A single token is faster without.
 constexpr int64_t kAhead = 4096;
 
 // The weights [rows, k] of a linear layer or of an expert, int8 or packed INT4; pitch: bytes from line to line.
@@ -98,7 +98,7 @@ void tile(const int8_t* const* x, const uint8_t* const* lines, const Columns& pa
   for (int t = 0; t < kTokens; ++t)
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) total[t][r] = Dot::no_sums();
-  for_each_step<Dot, kCount, kTokens == kLines>(
+  for_each_step<Dot, kCount, (kTokens > 1)>(
       lines, part.k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Ints codes[kTokens];
 #pragma GCC unroll 4
@@ -148,7 +148,7 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, const Colu
   constexpr int kPairs = (kTokens + 1) / 2;
   Ints total[kPairs][2];
   for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
-  for_each_step<Dot, kCount, kTokens == kLines>(
+  for_each_step<Dot, kCount, true>(
       lines, part.k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
         Ints weights[4];
 #pragma GCC unroll 4
