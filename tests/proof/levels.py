@@ -75,11 +75,11 @@ def _interpreted(op: str) -> Iterator[Result]:
     interpreter.correct()
     for case in itertools.chain(real_cases(op), quick_cases(op)):
         try:
-            got = run._results(case, "triton", "cpu")
+            got = run.results(case, "triton", "cpu")
         except UnsupportedVariantError as error:
             yield Result(case.op, case.variant, True, "", str(error))
             continue
-        for row in run._judge(case, "triton", got, run._results(case, "reference", "cpu")):
+        for row in run.judge(case, "triton", got, run.results(case, "reference", "cpu")):
             yield Result(case.op, f"{case.variant}: {row.output}", row.ok, f"{row.worst}; allowed: {row.allowed}")
 
 

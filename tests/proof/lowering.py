@@ -41,7 +41,7 @@ def lower_all(cases: Iterable[Case]) -> dict[Key, str]:
 
     with launched_by(launch):
         for case in cases:
-            run._results(case, "triton", "cpu")
+            run.results(case, "triton", "cpu")
     return kernels
 
 

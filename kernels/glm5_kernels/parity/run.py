@@ -49,11 +49,11 @@ def parity(
         others = [name for name in runnable if name != "reference" and name in (kernels or runnable)]
         if not others:
             continue
-        want = _results(case, "reference", "cpu")
+        want = results(case, "reference", "cpu")
         for implementation in others:
             names = case.op, case.variant, implementation
             try:
-                got = _results(case, implementation, device)
+                got = results(case, implementation, device)
             except UnsupportedVariantError as error:
                 yield ParityRow(True, "", 0.0, 0.0, *names, "-", skipped=str(error))
                 continue
@@ -61,10 +61,10 @@ def parity(
                 text = f"{type(error).__name__}: {error}".splitlines()[0]
                 yield ParityRow(False, text, math.inf, math.inf, *names, "-")
                 continue
-            yield from _judge(case, implementation, got, want)
+            yield from judge(case, implementation, got, want)
 
 
-def _judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
+def judge(case: Case, implementation: str, got: list[Any], want: list[Any]) -> Iterator[ParityRow]:
     def row(output: str, difference: Difference, allowed: str) -> ParityRow:
         names: dict[str, Any] = {"op": case.op, "variant": case.variant, "implementation": implementation}
         return ParityRow(**vars(difference), **names, output=output, allowed=allowed)
@@ -84,7 +84,7 @@ def _text(tolerance: Tolerance) -> str:
     return f"{tolerance.absolute:.1e} + {tolerance.relative:.1e}{norm}: {tolerance.reason}"
 
 
-def _results(case: Case, implementation: str, device: str) -> list[Any]:
+def results(case: Case, implementation: str, device: str) -> list[Any]:
     """The op's outputs and the arguments that it wrote; the case's own arguments are copied first."""
     arguments = [copied(argument, device) for argument in case.arguments]
     output = registry.load(case.op, implementation)(*arguments)
