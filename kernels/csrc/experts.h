@@ -3,7 +3,8 @@
 //     x -> codes                       a row for each token, once
 //     hidden = silu(gate) * up         fp32 [pairs, width]: both products of a task's rows
 //     hidden -> codes                  a row for each pair
-//     out[token] += codes times w2 * weight   a task's columns, in the order of the experts
+//     y = codes times w2               fp32 [pairs, hidden size]
+//     out[token] += y * weight         in the order of the experts
 #pragma once
 #include "exponential.h"
 #include "int8_products.h"
@@ -39,8 +40,9 @@ struct Pairs {
   }
 };
 
-// out += the share of the experts of `count` groups. Each task has its columns of all groups, which may share tokens.
-inline void add_groups(const W4a8Moe& op, const Group* groups, int64_t count, const Pairs& pairs, const Codes& x) {
+// The experts' share of the output of `count` groups, of pairs from `begin` on: y fp32 [pairs, w2.rows].
+inline void multiply_groups(const W4a8Moe& op, const Group* groups, int64_t count, const Pairs& pairs, const Codes& x,
+                            float* y) {
   const int64_t begin = groups[0].begin, width = op.w13.rows, columns = op.w2.rows;
   const int64_t total = groups[count - 1].begin + groups[count - 1].count - begin;
   const Buffer<Group> local(count);  // pairs count from `begin` on
@@ -65,18 +67,24 @@ inline void add_groups(const W4a8Moe& op, const Group* groups, int64_t count, co
   const Codes codes(total, width);
   quantize_rows({hidden, 0, width, kFp32}, width, nullptr, codes);
   const GroupedTokens rows(codes, local, count, 2, [](int64_t pair) { return pair; });
-  const Block w2 = block_of(op.w2, 0);
-  for_each_task(tasks_of(w2), kTaskRows * w2.k * count, [&](int64_t task, ProductScratch& own) {
-    for (int64_t g = 0; g < count; ++g) {
-      const Group& group = local[g];
-      const int64_t* const token_of = pairs.token + begin + group.begin;
-      const float* const weights = pairs.weight + begin + group.begin;
-      multiply_task(rows.of(group), block_of(op.w2, group.expert), task, nullptr, op.w2.scales + columns * group.expert,
-                    own, [&](int64_t token, int64_t column, int64_t n, F32x16 y) GLM5_INLINED {
-                      float* const target = op.out + columns * token_of[token];
-                      const F32x16 share = y * F32x16::broadcast(weights[token]);
-                      store_columns<Fp32>(target, column, n, load_columns<Fp32>(target, column, n) + share);
-                    });
+  for_each_group_task(local, count, block_of(op.w2, 0), [&](const Group& group, int64_t task, ProductScratch& own) {
+    multiply_task(rows.of(group), block_of(op.w2, group.expert), task, nullptr, op.w2.scales + columns * group.expert,
+                  own, [&](int64_t token, int64_t column, int64_t n, F32x16 sums) GLM5_INLINED {
+                    store_columns<Fp32>(y + columns * (group.begin + token), column, n, sums);
+                  });
+  });
+}
+
+// out[token] += y * weight for the pairs begin .. end, in their order.
+inline void add_outputs(const Pairs& pairs, int64_t begin, int64_t end, const float* y, int64_t columns, float* out) {
+  constexpr int64_t kPart = 512;  // columns of a task
+  parallel_for(ceil_div(columns, kPart), 1, [&](int64_t first, int64_t last, int) {
+    const int64_t start = kPart * first, stop = min(kPart * last, columns);
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const float* const source = y + columns * (pair - begin);
+      float* const target = out + columns * pairs.token[pair];
+      const float weight = pairs.weight[pair];
+      for (int64_t column = start; column < stop; ++column) target[column] += source[column] * weight;
     }
   });
 }
@@ -92,10 +100,12 @@ inline void w4a8_moe(const W4a8Moe& op) {
   for (int64_t e = 0; e < op.experts; ++e)
     for (int64_t pair = pairs.starts[e]; pair < pairs.starts[e + 1]; pair += kGroupTokens)
       groups[count++] = {e, pair, min(kGroupTokens, pairs.starts[e + 1] - pair)};
+  const Buffer<float> y(min(pairs.count, kPairs + kGroupTokens) * op.w2.rows);
   for (int64_t first = 0, last; first < count; first = last) {
     const int64_t begin = groups[first].begin;
     for (last = first + 1; last < count && groups[last].begin - begin < kPairs;) ++last;
-    add_groups(op, groups + first, last - first, pairs, x);
+    multiply_groups(op, groups + first, last - first, pairs, x, y);
+    add_outputs(pairs, begin, groups[last - 1].begin + groups[last - 1].count, y, op.w2.rows, op.out);
   }
 }
 

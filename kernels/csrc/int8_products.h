@@ -109,22 +109,15 @@ class GroupedTokens {
   Buffer<int8_t> tiles_;
 };
 
-// work(task, scratch) for every task, of which each reads about `bytes` of weights.
-template <class Work>
-void for_each_task(int64_t tasks, int64_t bytes, const Work& work) {
-  const Buffer<ProductScratch> scratch(max_threads());
-  parallel_for(tasks, kLeastBytes / max(bytes, 1), [&](int64_t first, int64_t last, int thread) {
-    [[maybe_unused]] const Tiles registers;
-    for (int64_t task = first; task < last; ++task) work(task, scratch[thread]);
-  });
-}
-
 // work(group, task, scratch) for every task of every group.
 template <class Work>
 void for_each_group_task(const Group* groups, int64_t count, const Block& block, const Work& work) {
   const int64_t tasks = tasks_of(block);
-  for_each_task(count * tasks, kTaskRows * block.k,
-                [&](int64_t task, ProductScratch& own) { work(groups[task / tasks], task % tasks, own); });
+  const Buffer<ProductScratch> scratch(max_threads());
+  parallel_for(count * tasks, kLeastBytes / max(kTaskRows * block.k, 1), [&](int64_t first, int64_t last, int thread) {
+    [[maybe_unused]] const Tiles registers;
+    for (int64_t task = first; task < last; ++task) work(groups[task / tasks], task % tasks, scratch[thread]);
+  });
 }
 
 }  // namespace glm5::GLM5_SET

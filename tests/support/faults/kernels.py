@@ -59,8 +59,8 @@ FAULTS: tuple[Fault, ...] = (
     fault(
         "kernels",
         "all threads multiply experts in one scratch",
-        "work(task, scratch[thread]);",
-        "work(task, scratch[0]);",
+        "task % tasks, scratch[thread]);",
+        "task % tasks, scratch[0]);",
         THREAD,
     ),
 )
