@@ -41,12 +41,6 @@ GLM5_INLINE __m512i load_line(const uint8_t* p, int64_t count) {
   return _mm512_maskz_loadu_epi8(there, p);
 }
 
-// Lines of a block, `pitch` bytes apart, from the columns on that are multiplied next.
-struct NextLines {
-  const uint8_t* first;
-  int64_t pitch, lines;
-};
-
 // panel <- columns column .. column + width of 32 rows of a block from `row` on, unsigned: INT4 plus 8, int8 plus 128.
 inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t width, uint8_t* panel) {
   const int rows_per_line = block.packed ? 2 : 1;
@@ -65,6 +59,12 @@ inline void fill_panel(const Block& block, int64_t row, int64_t column, int64_t 
     }
   }
 }
+
+// Lines of a block, `pitch` bytes apart, from the columns on that are multiplied next.
+struct NextLines {
+  const uint8_t* first;
+  int64_t pitch, lines;
+};
 
 // sums, from the earlier panels of these rows on, += `steps` steps of the panel times one or, kTwo, two groups of
 // tokens. `stays`: in the tiles, from the first panel to the last one. Each step requests a step of the next lines:

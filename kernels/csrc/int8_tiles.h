@@ -148,21 +148,20 @@ void matrix_tile(const int8_t* const* x, const uint8_t* const* lines, const Colu
   constexpr int kPairs = (kTokens + 1) / 2;
   Ints total[kPairs][2];
   for (auto& pair : total) pair[0] = pair[1] = Dot::no_sums();
-  for_each_step<Dot, kCount, true>(lines, part.k, ahead,
-                                   [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
-                                     Ints weights[4];
+  for_each_step<Dot, kCount, (kTokens > 1)>(
+      lines, part.k, ahead, [&](const uint8_t* const* line, int64_t offset, int64_t column) GLM5_INLINED {
+        Ints weights[4];
 #pragma GCC unroll 4
-                                     for (int l = 0; l < kCount; ++l)
-                                       Dot::weights(line[l] + offset, weights + Dot::kRows * l);
+        for (int l = 0; l < kCount; ++l) Dot::weights(line[l] + offset, weights + Dot::kRows * l);
 #pragma GCC unroll 2
-                                     for (int p = 0; p < kPairs; ++p) {
-                                       const int64_t at = part.first + column;
-                                       const Ints first = Dot::token(x[2 * p] + at);
-                                       const Ints second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + at) : first;
-                                       total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
-                                       total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
-                                     }
-                                   });
+        for (int p = 0; p < kPairs; ++p) {
+          const int64_t at = part.first + column;
+          const Ints first = Dot::token(x[2 * p] + at);
+          const Ints second = 2 * p + 1 < kTokens ? Dot::token(x[2 * p + 1] + at) : first;
+          total[p][0] = add_two_by_two(total[p][0], first, second, weights[0], weights[1]);
+          total[p][1] = add_two_by_two(total[p][1], first, second, weights[2], weights[3]);
+        }
+      });
   for (int t = 0; t < kTokens; ++t) {
     int32_t flat[8];
     vst1q_s32(flat, total[t / 2][0]);
