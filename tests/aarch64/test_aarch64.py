@@ -36,8 +36,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
 
 
 def test_it_is_another_processor(emulated: Emulated) -> None:
-    code = "import platform, torch, glm5_ascend; print(platform.machine(), torch.__version__)"
-    done = emulated.run(["-c", code])
+    done = emulated.run(["-c", "import platform, torch, glm5_ascend; print(platform.machine(), torch.__version__)"])
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("aarch64 ")
 
@@ -66,6 +65,8 @@ def test_parity_of_all_ops(emulated: Emulated, isa: str, tmp_path: Path) -> None
     rows = [row for case, got in pairs for row in judge(case, isa, got, results(case, "reference", "cpu"))]
     assert not [row for row in rows if not row.ok]
     assert {row.op for row in rows} == set(registry.OPS) and len(rows) > 300
+    done = Emulated(emulated.folder, isa).run(["-m", "glm5_ascend", "parity", "--op", "rms_norm"])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def quantize_both(emulated: Emulated, folder: Path, recipe: str) -> tuple[Path, Path, Path]:
@@ -102,8 +103,7 @@ def test_a_calibrated_quantization_is_as_good(emulated: Emulated, tmp_path: Path
     source, here, there = quantize_both(emulated, tmp_path, "w4a8")
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"Question {number}: what is {number} plus one?" for number in range(400)))
-    job = {"against": source, "text": text, "window": 64, "windows": 16, "metrics": "kl"}
-    figures = [evaluate(output, **job).rows for output in (here, there)]  # type: ignore[arg-type]
+    figures = [evaluate(x, against=source, text=text, window=64, windows=16).rows for x in (here, there)]
     one, other = (next(row.value for row in rows if row.name == "kl_mean") for rows in figures)
     print(compare(here, there), f"KL here {one:.5f}, there {other:.5f}")
     assert abs(other - one) < 0.2 * one
